@@ -192,11 +192,6 @@ def weights() -> str:
     return draw_report_figure({"FairNewton": train(fair, clients, 60)}, "weights-0")
 
 
-def lorenz() -> str:
-    """Draw Lorenz curves of the losses under two methods."""
-    return draw_report_figure(_train_fashion(), "lorenz-loss")
-
-
 def frontier() -> str:
     """Draw average against worst client for several rho."""
     clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
@@ -384,7 +379,6 @@ PICTURES: dict[str, Picture] = {
     "federation": federation,
     "sets": sets,
     "weights": weights,
-    "lorenz": lorenz,
     "frontier": frontier,
     "convergence": convergence,
     "certificate": certificate,

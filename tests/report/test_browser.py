@@ -9,7 +9,6 @@ from selenium.webdriver.common.by import By
 from tests.report.synthetic import METHODS, comparison, history
 
 from equifed.report import as_methods, build, write_report
-from equifed.report.numbers import collect_client_rows
 
 pytestmark = pytest.mark.long
 
@@ -56,20 +55,18 @@ def test_nothing_is_logged_and_nothing_is_asked_for(six, browser):
 def test_the_worst_served_comes_first(six, browser):
     report, path = six
     browser.open(path)
-    rows = collect_client_rows(report.methods[report.lead], report.scale)
     shown = column(browser, 1)
     assert len(shown) == 100
-    assert shown[0] == report.methods[0].clients[int(np.argmin(rows.value))]
+    assert shown[0] == report.methods[0].clients[int(np.argmin(report.told[report.lead].value))]
 
 
 def test_sorting_by_every_column_is_sorting(six, browser):
     report, path = six
     browser.open(path)
-    rows, names = report.rows[report.lead], report.methods[0].clients
-    base = report.rows[report.baseline]
+    rows, names = report.told[report.lead], report.methods[0].clients
+    base = report.told[report.baseline]
     columns = {
         "value": rows.value,
-        "lower": rows.lower,
         "change": rows.value - base.value,
         "loss": rows.loss,
         "n": rows.sizes,
@@ -108,8 +105,8 @@ def test_choosing_a_method_shows_its_numbers(six, browser):
     click_head(browser, "client")
     for m in (0, 3):
         browser.driver.find_element(By.CSS_SELECTOR, f"#method option[value='{m}']").click()
-        shown = [float(text.removesuffix(" %")) for text in column(browser, 2)]
-        assert shown == pytest.approx(100 * report.rows[m].value, abs=0.051)
+        shown = [float(text.partition(" %")[0]) for text in column(browser, 2)]
+        assert shown == pytest.approx(100 * report.told[m].value, abs=0.051)
 
 
 def test_hovering_a_client_names_it(six, browser):
@@ -124,7 +121,7 @@ def test_hovering_a_client_names_it(six, browser):
         # Another dot may lie on top of this one; whoever is named must be where the pointer is.
         name = tip.text.split(":")[0]
         i = report.methods[0].clients.index(name)
-        near = float(report.rows[m].value[i]) - float(report.rows[m].value[c])
+        near = float(report.told[m].value[i]) - float(report.told[m].value[c])
         assert abs(near) < 0.02 and METHODS[m] in tip.text
 
 
@@ -136,7 +133,7 @@ def test_hovering_the_worst_client_names_it(tmp_path, browser):
         browser.js("arguments[0].scrollIntoView({block: 'center'})", dot)
         ActionChains(browser.driver).move_to_element(dot).perform()
         tip = browser.driver.find_element(By.ID, "tip").text
-        assert tip.startswith(f"{name}: {100 * report.rows[0].value[i]:.1f} %")
+        assert tip.startswith(f"{name}: {100 * report.told[0].value[i]:.1f} %")
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -192,7 +189,7 @@ def test_a_participant_sees_itself_and_the_summary(six, tmp_path, browser):
     browser.open(pages[41])
     assert browser.driver.find_element(By.TAG_NAME, "h1").text == "client 041"
     text = browser.driver.find_element(By.TAG_NAME, "main").text
-    value = report.rows[report.lead].value[41]
+    value = report.told[report.lead].value[41]
     assert f"{100 * value:.1f} %" in text and "Average over clients" in text
     others = [name for name in report.methods[0].clients if name != "client 041"]
     source = pages[41].read_text(encoding="utf-8")
@@ -202,18 +199,13 @@ def test_a_participant_sees_itself_and_the_summary(six, tmp_path, browser):
     assert asked and all(url.startswith(("file:", "data:")) for url in asked)
 
 
-def test_every_figure_has_words_and_numbers(six, browser):
+def test_every_figure_has_words(six, browser):
     browser.open(six[1])
     figures = browser.driver.find_elements(By.TAG_NAME, "figure")
-    assert len(figures) >= 10
+    assert len(figures) >= 8
     for figure in figures:
         drawing = figure.find_element(By.CSS_SELECTOR, "svg[role=img]")
         assert len(drawing.get_attribute("aria-label")) > 40
-        link = figure.find_element(By.CSS_SELECTOR, "a[download]").get_attribute("href")
-        text = browser.js(
-            "return decodeURIComponent(arguments[0].split(',').slice(1).join())", link
-        )
-        assert link.startswith("data:text/csv") and text.count("\n") > 3
 
 
 def test_print_shows_the_whole_table(six, browser):
@@ -267,7 +259,10 @@ def test_a_watched_report_loads_itself_again_until_the_run_has_ended(tmp_path, b
     import tomli_w
     from selenium.webdriver.support.ui import WebDriverWait
     from tests.cli.test_cli import equifed
-    from tests.cli.test_watching import begin
+    from tests.cli.test_watching import Gate
+
+    from equifed.runs import run as runs
+    from equifed.runs.config import RunConfig
 
     config, folder, page = tmp_path / "a.toml", tmp_path / "run", tmp_path / "page.html"
     table = {
@@ -277,7 +272,11 @@ def test_a_watched_report_loads_itself_again_until_the_run_has_ended(tmp_path, b
         "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}},
     }
     config.write_text(tomli_w.dumps(table))
-    gate, run = begin(config, folder, 2)
+    gate = Gate(2)
+    started = (RunConfig.read(config), folder)
+    run = threading.Thread(target=runs.run, args=started, kwargs={"callbacks": [gate]})
+    run.start()
+    assert gate.there.wait(timeout=120)
     command = ("report", folder, "--page", page, "--watch", "--every", "0.5")
     watching = threading.Thread(target=equifed, args=command)
     watching.start()
@@ -285,7 +284,7 @@ def test_a_watched_report_loads_itself_again_until_the_run_has_ended(tmp_path, b
         wait = WebDriverWait(browser.driver, 60)
         wait.until(lambda _: page.exists())
         browser.open(page)
-        assert "goes on" in browser.driver.find_element(By.ID, "live").text
+        assert "not finished" in browser.driver.find_element(By.ID, "live").text
         browser.js("window.seen = true")
         wait.until(lambda _: browser.js("return window.seen !== true"))  # a new page by itself
         assert browser.driver.find_elements(By.ID, "live")

@@ -57,16 +57,16 @@ def test_differences_are_paired_within_seeds():
     report = build(methods)
     ours, theirs = ([r.history.last().values.min() for r in m.runs] for m in methods[::-1])
     expected = paired_difference(ours, theirs)
-    assert report.estimates[1]["worst"].difference.interval == expected
+    assert report.told[1].estimates["worst"].difference.interval == expected
     shuffled = Method("scaff-pd", methods[1].runs[::-1])  # seeds decide, not their order
-    again = build([methods[0], shuffled]).estimates[1]["worst"].difference.interval
+    again = build([methods[0], shuffled]).told[1].estimates["worst"].difference.interval
     assert again.estimate == pytest.approx(expected.estimate)
     assert again.upper == pytest.approx(expected.upper)
 
 
 def test_one_seed_has_no_interval_between_seeds():
     report = build(comparison(clients=5, methods=("a", "b"), seeds=1))
-    found = report.estimates[1]["worst"]
+    found = report.told[1].estimates["worst"]
     assert found.source == found.difference.about == "samples" and not found.difference.paired
     document = as_json(report)
     told = document["methods"][1]["measures"]["worst"]["difference"]
@@ -81,7 +81,7 @@ def test_losses_of_one_seed_have_no_interval():
         "b": accuracies([3.0], [0.5], metric="loss"),
     }
     report = build(as_methods(runs))
-    assert math.isinf(report.estimates[1]["worst"].difference.interval.upper)
+    assert math.isinf(report.told[1].estimates["worst"].difference.interval.upper)
     assert "nothing is known about other samples" in as_json(report)["headline"]["sentences"][0]
 
 
@@ -102,7 +102,7 @@ def test_a_target_of_a_loss_is_reached_from_above():
 def test_a_target_that_some_seeds_miss_has_no_mean():
     runs = [accuracies([0.1], [0.9]), accuracies([0.1], [0.2])]
     methods = as_methods({"a": runs, "b": runs})
-    found = build(methods, target=0.5).estimates[1]["rounds_to_target"]
+    found = build(methods, target=0.5).told[1].estimates["rounds_to_target"]
     assert found.reached == 1 and found.difference is None
     assert not math.isfinite(found.interval.estimate)
     assert "reached by 1 of 2" in render(build(methods, target=0.5))
@@ -119,9 +119,9 @@ def test_client_intervals_are_wilsons_and_the_worst_is_adjusted():
     record = run.last()
     counts = np.rint(record.values * record.sizes)
     lower, upper = wilson_interval(counts, record.sizes)
-    np.testing.assert_allclose(report.rows[0].lower, lower)
-    np.testing.assert_allclose(report.rows[0].upper, upper)
-    assert report.rows[0].worst == worst_client_interval(counts, record.sizes)
+    np.testing.assert_allclose(report.told[0].lower, lower)
+    np.testing.assert_allclose(report.told[0].upper, upper)
+    assert report.told[0].lowest == worst_client_interval(counts, record.sizes)
 
 
 def test_clients_without_samples_are_left_out_of_the_intervals():
@@ -129,9 +129,9 @@ def test_clients_without_samples_are_left_out_of_the_intervals():
     for record in run.metrics:
         record.values[0], record.sizes[0] = np.nan, 0
     report = build(as_methods(run))
-    assert report.rows[0].worst.observed == int(np.nanargmin(run.last().values))
-    assert 0 not in report.rows[0].worst.candidates
-    assert math.isnan(report.rows[0].lower[0])
+    assert report.told[0].lowest.observed == int(np.nanargmin(run.last().values))
+    assert 0 not in report.told[0].lowest.candidates
+    assert math.isnan(report.told[0].lower[0])
     assert "a" in render(report)
 
 
@@ -144,8 +144,8 @@ def test_participation_and_quarantines_are_counted():
         {"event": "resume", "round": 1},
     ]
     report = build(as_methods(run))
-    assert report.rows[0].participation.tolist() == [0.5, 1.0]
-    assert report.rows[0].quarantines.tolist() == [1, 0]  # rounds, not messages
+    assert report.told[0].participation.tolist() == [0.5, 1.0]
+    assert report.told[0].quarantines.tolist() == [1, 0]  # rounds, not messages
     document = as_json(report)
     assert "a (1)" in document["headline"]["warnings"][0]
     assert len(document["methods"][0]["events"]) == 3
@@ -266,7 +266,7 @@ def test_every_run_of_the_baseline_reaches_the_default_target():
     report = build(methods)
     finals = [run.history.last().values.min() for run in methods[0].runs]
     assert report.target == min(finals)
-    assert report.estimates[0]["rounds_to_target"].reached == 4
+    assert report.told[0].estimates["rounds_to_target"].reached == 4
 
 
 def test_a_participants_page_names_no_other_client(tmp_path):
@@ -285,7 +285,7 @@ def test_the_frontier_of_a_sweep_is_a_drawing_of_its_own():
     root = ElementTree.fromstring(frontier_svg(report, range(6)))
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert all(method.name in words for method in report.methods)
-    marks = find_frontier(report.estimates, report.scale)
+    marks = find_frontier(report.told)
     page = frontier_page(report, range(6), "setting,worst\n")
     points = page.split('id="points"')[1].split("</table>")[0]
     assert (points.count("●"), points.count("○")) == (sum(marks), len(marks) - sum(marks))

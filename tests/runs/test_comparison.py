@@ -46,11 +46,11 @@ def test_a_comparison_is_what_train_and_the_report_make_of_it(data, found):
     direct = [train(data, seed) for seed in (0, 1)]
     for ours, theirs in zip(found.histories["plain"], direct, strict=True):
         assert ours.per_client("mse", "test") == theirs.per_client("mse", "test")
-    expected = build(as_methods(found.histories)).estimates
-    for ours, theirs in zip(found.measured.estimates, expected, strict=True):
+    expected = build(as_methods(found.histories)).told
+    for ours, theirs in zip(found.measured.told, expected, strict=True):
         assert ours["worst"].values == theirs["worst"].values
         assert ours["worst"].difference == theirs["worst"].difference
-    assert found.measured.estimates[1]["worst"].difference.pairs == 2
+    assert found.measured.told[1].estimates["worst"].difference.pairs == 2
 
 
 def test_the_frame_is_tidy_and_has_every_number_once(found):

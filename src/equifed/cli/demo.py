@@ -107,7 +107,7 @@ def _write_differences(plain: History, fair: History) -> list[str]:
     """Return what the worst client and the average gained, with intervals over test samples."""
     report = build(as_methods({"plain": plain, "fair": fair}))
     assert report.scale is not None
-    found = [report.estimates[1][key].difference for key in ("worst", "average_by_client")]
+    found = [report.told[1].estimates[key].difference for key in ("worst", "average_by_client")]
     return [
         f"{report.scale.change(d.interval.estimate)}, {write_span(d.interval, report.scale)}"
         for d in found

@@ -1,8 +1,7 @@
 """Who is served how well, how sure that is, and what it cost: one page that opens anywhere."""
 
 from equifed.report.card import write_card
-from equifed.report.charts import colour, csv_text, find_frontier
-from equifed.report.curves import collect_series, draw_figures
+from equifed.report.charts import collect_series, colour, draw_figures, find_frontier
 from equifed.report.document import Report, build
 from equifed.report.methods import (
     DASH,
@@ -25,7 +24,7 @@ from equifed.report.page import (
     write_report,
 )
 from equifed.report.svg import frame, limits, standalone
-from equifed.report.tables import as_json, list_comparison
+from equifed.report.tables import as_json, csv_text, list_comparison
 from equifed.report.text import describe_warnings, write_headline, write_span
 from equifed.report.verdict import Verdict, write_verdict
 

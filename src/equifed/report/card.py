@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from equifed.metrics import find_metric
-from equifed.report.document import find_note, read_own
+from equifed.report.document import describe_own_part, find_note
 from equifed.report.methods import capital, join_names, plural
 from equifed.training.history import History
 
@@ -78,18 +78,15 @@ def _describe_training(
     algorithm = dict(config["algorithm"])
     objective = algorithm.pop("objective", None)
     chosen = "the average of the clients" if objective is None else _settings(objective)
-    given, own, note = history.given_out, read_own(history), find_note(history)
-    which = "" if given is None else f"; gave out the model of round {given.round} ({given.kind})"
-    spread = "" if own is None else (
-        f"{capital(own.describe)}; mean ± standard deviation over clients: {own.list_spread()}"
-    )  # fmt: skip
+    given = history.given_out
+    which = "" if given is None else f"; final model: round {given.round} ({given.kind})"
     lines = [
         f"Objective: {chosen}",
         f"Algorithm: {_settings(algorithm)}",
         f"{plural(history.summary()['rounds'], 'round')} from seed {config['seed']}{which}",
         f"Certificate: {history.describe_certificate() or 'no certificate was computed'}",
-        capital(note),
-        spread,
+        capital(find_note(history)),
+        capital(describe_own_part(history)),
         "Versions: " + ", ".join(f"{name} {number}" for name, number in versions.items()),
     ]
     return [f"- {line}." for line in lines if line]

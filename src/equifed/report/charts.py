@@ -1,45 +1,39 @@
-"""Figures of clients and methods, each with a text alternative and the numbers behind it."""
+"""The figures of a report, each with a text alternative."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup
 
-from equifed.contract.arrays import Losses, to_cell
-from equifed.contract.evaluation import BINS, Calibration
-from equifed.metrics import gini, lorenz_curve
+from equifed.contract.arrays import Index, Losses
+from equifed.metrics import best_fraction, worst_fraction
 from equifed.report import svg
-from equifed.report.document import read_own
-from equifed.report.methods import Method, Scale, capital, plural
-from equifed.report.numbers import ClientRows, Measured
+from equifed.report.document import Report, Told
+from equifed.report.methods import Method, Scale, bytes_text, capital, plural
+from equifed.report.numbers import count_bytes, reduce_clients
 
 MOST_DOTS = 8000
 """Beyond this many dots in one figure, bars are drawn instead."""
 FEW_CLIENTS = 12
 """Up to this many clients have lines of their own."""
-FEW_SAMPLES = 20
-"""Clients with fewer samples have no calibration curve: it would be noise."""
-MOST_OWN = 60
-"""Own numbers that have a place of their own in the figure."""
+MOST_WEIGHTS = 60
+"""Up to this many clients have lines in a figure of the weights."""
+WEIGHT_FIGURES = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """A plot, what it shows in words, and the numbers behind it."""
+    """A plot, and what it shows in words."""
 
     key: str
     title: str
     caption: str
     alt: str
     plot: svg.Plot
-    columns: Sequence[str]
-    rows: Sequence[Sequence[object]]
     legend: Sequence[int] = ()
 
     @property
@@ -47,31 +41,19 @@ class Figure:
         """The plot as SVG."""
         return self.plot.svg(self.alt)
 
-    @property
-    def table(self) -> str:
-        """The numbers as CSV."""
-        return csv_text(self.columns, self.rows)
 
-
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    r"""Return CSV whose text no spreadsheet takes for a formula.
-
-    >>> csv_text(["client", "accuracy"], [["=1+1", 0.5]])
-    "client,accuracy\n'=1+1,0.5\n"
-    """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([[_cell(cell) for cell in row] for row in rows])
-    return out.getvalue()
-
-
-def _cell(cell: object) -> object:
-    if isinstance(cell, str):
-        return to_cell(cell)
-    if isinstance(cell, float):
-        return "" if math.isnan(cell) else f"{cell:.8g}"
-    return cell
+def draw_figures(report: Report) -> dict[str, list[Figure]]:
+    """Return the figures by section."""
+    methods, time = report.methods, [_draw_certificate(report.methods)]
+    weights = [_draw_weights(method, m) for m, method in enumerate(methods)]
+    sections: dict[str, list[Figure | None]] = {"clients": [], "time": time, "weights": weights}
+    if report.scale is not None:
+        sections["clients"].append(draw_distribution(report.told))
+        if report.several:
+            sections["clients"].append(draw_frontier(report.told))
+        sections["time"] = [*_draw_convergence(methods, report.scale), *time]
+    drawn = {name: [f for f in figures if f is not None] for name, figures in sections.items()}
+    return drawn | {"weights": drawn["weights"][:WEIGHT_FIGURES]}
 
 
 def colour(i: int) -> str:
@@ -79,45 +61,39 @@ def colour(i: int) -> str:
     return f"m{i % 8}"
 
 
-def draw_distribution(
-    methods: Sequence[Method], rows: Sequence[ClientRows], averages: Losses, scale: Scale
-) -> Figure:
+# -- clients --------------------------------------------------------------------------------------
+
+
+def draw_distribution(found: Sequence[Told]) -> Figure:
     """One row of dots per method, one dot per client."""
-    many = len(methods[0].clients) > 40
-    step, top = (46.0 if not many else 150.0 if len(methods) == 1 else 62.0), 10.0
-    height = top + step * len(methods) + svg.BOTTOM
-    values = [row.value * scale.factor for row in rows]
+    scale, clients = found[0].scale, len(found[0].method.clients)
+    step, top = (46.0 if clients <= 40 else 150.0 if len(found) == 1 else 62.0), 10.0
+    height = top + step * len(found) + svg.BOTTOM
+    values = [told.value * scale.kind.factor for told in found]
     write = ("{:.0f}" if scale.kind.is_fraction else "{:g}").format
     x = svg.Axis(*svg.limits(*values), 14.0, svg.WIDTH - svg.RIGHT, scale.axis, write)
-    nothing = svg.Axis(0, 0, height - svg.BOTTOM, top, write=lambda v: "")
-    plot = svg.Plot(x, nothing, height=height)
+    plot = svg.Plot(x, svg.Axis(0, 0, height - svg.BOTTOM, top, write=lambda v: ""), height=height)
     dense = sum(np.isfinite(v).sum() for v in values) > MOST_DOTS
-    words, numbers = [], []
-    for m, (method, row, average) in enumerate(zip(methods, rows, averages, strict=True)):
-        base = top + step * m
-        plot.text(x.start, base + 12, method.name, class_="name")
+    for m, told in enumerate(found):
+        base, average = top + step * m, told.level("average_by_client")
+        plot.text(x.start, base + 12, told.method.name, class_="name")
         middle, room = base + step / 2 + 7, step - 20
         if dense:
             _draw_bars(plot, values[m], middle, room, m)
         else:
-            _draw_dots(plot, values[m], middle, room, m, row.worst_position(scale))
+            _draw_dots(plot, values[m], middle, room, m, told.worst)
         if math.isfinite(average):
-            place = x.at(float(average) * scale.factor)
-            tip = f"{method.name}: average {scale.text(average)}"
+            place = x.at(average * scale.kind.factor)
+            tip = f"{told.method.name}: average {scale.text(average)}"
             ends = {"x1": place, "x2": place, "y1": base + 18, "y2": base + step - 4}
             plot.add(svg.tag("line", **ends, class_="mean", data_tip=tip))
-        words.append(_describe_range(method, row, average, scale))
-        pairs = zip(method.clients, row.value, strict=True)
-        numbers += [[method.name, name, float(v)] for name, v in pairs]
-    over = f"Distribution of {scale.label} over {plural(len(methods[0].clients), 'client')}."
+    over = f"Distribution of {scale.label} over {plural(clients, 'client')}."
     return Figure(
         key="distribution",
         title="Every client",
-        caption="One dot per client; the bar marks the average, the ring the worst-served client.",
-        alt=" ".join([over, *words]),
+        caption="One dot per client. Bar: average. Ring: worst-served client.",
+        alt=" ".join([over, *map(_describe_range, found)]),
         plot=plot,
-        columns=["method", "client", scale.label],
-        rows=numbers,
     )
 
 
@@ -149,54 +125,16 @@ def _draw_bars(plot: svg.Plot, values: Losses, middle: float, room: float, m: in
         plot.add(svg.tag("rect", **box, **mark))
 
 
-def _describe_range(method: Method, rows: ClientRows, average: float, scale: Scale) -> str:
-    i = rows.worst_position(scale)
+def _describe_range(told: Told) -> str:
+    i, scale, method = told.worst, told.scale, told.method
     if i is None:
         return f"{method.name}: not evaluated."
+    worst = scale.text(float(told.value[i]))
     if len(method.clients) == 1:
-        return f"{method.name}: {scale.text(float(rows.value[i]))}."
-    best = float((np.nanmax if scale.higher_is_better else np.nanmin)(rows.value))
-    return (
-        f"{method.name}: worst {method.clients[i]} {scale.text(float(rows.value[i]))}, average "
-        f"{scale.text(average)}, best {scale.text(best)}."
-    )
-
-
-def draw_lorenz(
-    methods: Sequence[Method], values: Sequence[Losses], what: str, key: str
-) -> Figure | None:
-    """Lorenz curves of what the clients have: accuracies, or losses."""
-    known = [v[np.isfinite(v)] for v in values]
-    if any(v.size == 0 or (v < 0).any() for v in known):
-        return None
-    corners = [lorenz_curve(value) for value in known]
-    up = svg.limits(*(x - y for x, y in corners), [0.0, 0.01], floor=0.0)
-    smallest = f"fraction of clients, from the smallest {what}"
-    plot = svg.frame((0, 1), up, x_label=smallest, write_x="{:.1f}".format)
-    words, rows = [], []
-    for m, (method, value, (x, y)) in enumerate(zip(methods, known, corners, strict=True)):
-        g, shown = float(gini(value)), svg.thinned(len(x))
-        tip = f"{method.name}: Gini {g:.3f}"
-        plot.line(x[shown], (x - y)[shown], class_=f"line {colour(m)}", data_tip=tip)
-        words.append(f"{method.name}: Gini coefficient {g:.3f}.")
-        rows += [[method.name, float(x[k]), float(y[k])] for k in shown]
-        if len(methods) == 1 and len(value) <= 200:
-            order = np.argsort(values[m], kind="stable")[: len(value)]
-            for k, i in enumerate(order, start=1):
-                plot.dot(x[k], x[k] - y[k], 2.4, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
-    return Figure(
-        key=key,
-        title=f"Lorenz curves of {what}",
-        caption="How far the curve lies below the diagonal of equality: what the clients with the "
-        f"least {what} lack of an equal share. 0 is equality; twice the area is the Gini "
-        "coefficient.",
-        alt=f"Lorenz curves: how much less than their equal share of all {what} the clients with "
-        f"the smallest values have together. {' '.join(words)}",
-        plot=plot,
-        columns=["method", "fraction_of_clients", f"share_of_{what}"],
-        rows=rows,
-        legend=range(len(methods)),
-    )
+        return f"{method.name}: {worst}."
+    best = scale.text(float(scale.kind.sign * np.nanmax(scale.kind.sign * told.value)))
+    average = scale.text(told.level("average_by_client"))
+    return f"{method.name}: worst {method.clients[i]} {worst}, average {average}, best {best}."
 
 
 def find_non_dominated(average: Losses, worst: Losses, *, higher_is_better: bool) -> list[bool]:
@@ -213,21 +151,23 @@ def find_non_dominated(average: Losses, worst: Losses, *, higher_is_better: bool
     ]
 
 
-def find_frontier(found: Sequence[dict[str, Measured]], scale: Scale) -> list[bool]:
+def find_frontier(found: Sequence[Told]) -> list[bool]:
     """Return which methods are not dominated in average and worst client."""
-    return find_non_dominated(*list_levels(found), higher_is_better=scale.higher_is_better)
+    higher = found[0].scale.higher_is_better
+    return find_non_dominated(*_list_levels(found), higher_is_better=higher)
 
 
-def draw_frontier(
-    names: Sequence[str],
-    found: Sequence[dict[str, Measured]],
-    scale: Scale,
-    colours: Sequence[int] | None = None,
-) -> Figure:
+def _list_levels(found: Sequence[Told]) -> Losses:
+    """Return the average and the worst client of every method, shape (2, methods)."""
+    return np.array([[told.level(k) for told in found] for k in ("average_by_client", "worst")])
+
+
+def draw_frontier(found: Sequence[Told], colours: Sequence[int] | None = None) -> Figure:
     """Average against worst client, with the seeds and the non-dominated methods marked."""
-    levels, best = list_levels(found), find_frontier(found, scale)
-    average, worst = levels * scale.factor
-    seeds = [_list_seeds(e) * scale.factor for e in found]
+    scale, levels, best = found[0].scale, _list_levels(found), find_frontier(found)
+    factor, names = scale.kind.factor, [told.method.name for told in found]
+    average, worst = levels * factor
+    seeds = [_list_seeds(told) * factor for told in found]
     pairs = [(level, *(s[:, k] for s in seeds)) for k, level in enumerate((average, worst))]
     across, up = (svg.limits(*pair, pad=0.12) for pair in pairs)
     worse = f"worst client's {scale.axis}"
@@ -235,29 +175,33 @@ def draw_frontier(
     front = sorted((a, w) for a, w, keep in zip(average, worst, best, strict=True) if keep)
     if len(front) > 1:
         plot.line(*zip(*front, strict=True), class_="line diagonal")
-    rows, words = [], []
+    words = []
     for m in np.flatnonzero(np.isfinite(levels).all(axis=0)).tolist():
         style = colour(m if colours is None else colours[m])
         for x, y in seeds[m] if len(seeds[m]) > 1 else ():
             plot.dot(x, y, 1.8, class_=f"dot faint {style}")
-        a, w = map(float, levels[:, m])
-        said = f"{names[m]}: average {scale.text(a)}, worst {scale.text(w)}"
+        a, w = map(scale.text, levels[:, m])
+        said = f"{names[m]}: average {a}, worst {w}"
         mark = "dot big" if best[m] else "dot big hollow"
         plot.dot(average[m], worst[m], 5.0, class_=f"{mark} {style}", data_tip=said)
-        rows.append([names[m], a, w, int(best[m])])
         words.append(f"{said}{' (not dominated)' if best[m] else ''}.")
     _draw_names(plot, names, average, worst)
     dots = " Small dots: seeds." if any(len(s) > 1 for s in seeds) else ""
     return Figure(
         key="scatter",
         title="Average against worst",
-        caption=f"Across: average {scale.label}. Up: worst client. Filled: no other is better in "
-        f"one without being worse in the other.{dots}",
+        caption=f"Filled: no other method is better in one without being worse in the other.{dots}",
         alt=f"Average {scale.label} against the worst client's. {' '.join(words)}",
         plot=plot,
-        columns=["method", "average", "worst", "non_dominated"],
-        rows=rows,
     )
+
+
+def _list_seeds(told: Told) -> Losses:
+    """Return the average and the worst client in every seed, shape (seeds, 2)."""
+    keys = ("average_by_client", "worst")
+    if "worst" not in told.estimates:
+        return np.empty((0, 2))
+    return np.array([told.estimates[key].values for key in keys]).T
 
 
 def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) -> None:
@@ -280,98 +224,199 @@ def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) ->
         plot.add(svg.tag("text", short, **anchor, y=level, class_="name"))
 
 
-def list_levels(found: Sequence[dict[str, Measured]]) -> Losses:
-    """Return the average and the worst client of every method, shape (2, methods)."""
-    keys = ("average_by_client", "worst")
-    return np.array([[e[k].interval.estimate if k in e else math.nan for e in found] for k in keys])
+# -- rounds ---------------------------------------------------------------------------------------
 
 
-def _list_seeds(found: dict[str, Measured]) -> Losses:
-    """Return the average and the worst client in every seed, shape (seeds, 2)."""
-    if "worst" not in found:
-        return np.empty((0, 2))
-    return np.array([found[key].values for key in ("average_by_client", "worst")]).T
+@dataclass(frozen=True, eq=False)
+class Series:
+    """What the runs of a method have in common: evaluated rounds, and values (runs, k, clients)."""
+
+    rounds: Index
+    bytes: Losses
+    values: Losses
 
 
-def draw_calibration(method: Method, scale: Scale) -> Figure | None:
-    """Return how often answers are right against how sure the model was; None if not known."""
-    details = method.details(scale)
-    pooled = None if details is None else details.pool_calibration()
-    if details is None or pooled is None or not sum(pooled.count):
-        return None
-    label, write = "probability that the model gave its answer", "{:.1f}".format
-    plot = svg.frame((0, 1), (0, 1), x_label=label, write_x=write, write_y=write)
-    plot.line([0, 1], [0, 1], class_="line diagonal", data_tip="perfectly calibrated")
-    clients = zip(method.clients, details.clients, strict=True)
-    known = [(name, c.calibration) for name, c in clients if c is not None and c.calibration]
-    few, bins = len(known) <= FEW_CLIENTS, _list_bins(pooled)
-    rows: list[list[object]] = [["all clients", *row] for row in bins]
-    for name, one in known if few else []:
-        own = _list_bins(one)
-        rows += [[name, *row] for row in own]
-        if sum(one.count) >= FEW_SAMPLES:
-            tip = f"{name}: calibration error {one.error():.3f}"
-            plot.line(*list(zip(*own, strict=True))[1:], class_="line thin grey", data_tip=tip)
-    everyone = {"class_": "line accent", "data_tip": "all clients together"}
-    plot.line(*list(zip(*bins, strict=True))[1:], **everyone)
-    for count, a, b in bins:
-        tip = f"{plural(count, 'sample')}: {b:.0%} right where the model says {a:.0%}"
-        plot.dot(a, b, 3.6, class_="dot accent", data_tip=tip)
-    over = sum(pooled.confidence) > sum(pooled.correct)
-    way = "surer than it is right" if over else "right more often than it is sure"
+def collect_series(method: Method, scale: Scale) -> Series:
+    """Return the evaluations that all runs have, thinned to what can be drawn."""
+    found = [run.history.series(scale.metric, scale.split) for run in method.runs]
+    common = found[0][0]
+    for rounds, _ in found[1:]:
+        common = np.intersect1d(common, rounds)
+    common = common[svg.thinned(len(common))]
+    sent = np.mean([count_bytes(run.history, common) for run in method.runs], axis=0)
+    values = [v[np.searchsorted(rounds, common)] for rounds, v in found]
+    return Series(common, sent, np.array(values))
+
+
+def _draw_convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
+    found = [collect_series(method, scale) for method in methods]
+    if len(methods) == 1:
+        return [_draw_method(methods[0], found[0], scale)]
+    rounds = [s.rounds.astype(np.float64) for s in found]
+    against = {"rounds": rounds, "bytes": [s.bytes for s in found]}
+    return [_draw_worst(methods, found, scale, what, xs) for what, xs in against.items()]
+
+
+def _draw_worst(
+    methods: Sequence[Method], found: Sequence[Series], scale: Scale, what: str, xs: list[Losses]
+) -> Figure:
+    """One line per method: its worst client, mean over seeds with their range."""
+    factor = scale.kind.factor
+    lines = [
+        np.array([reduce_clients(v, scale, "worst") for v in s.values]) * factor for s in found
+    ]
+    plot, words = _frame_course(xs, lines, scale, what), []
+    for m, (method, x, line) in enumerate(zip(methods, xs, lines, strict=True)):
+        if not len(x):
+            continue
+        mean = line.mean(axis=0)
+        if len(line) > 1:
+            plot.band(x, line.min(axis=0), line.max(axis=0), class_=f"band {colour(m)}")
+        tip = f"{method.name}: {scale.text(float(mean[-1]) / factor)} at the end"
+        plot.line(x, mean, class_=f"line {colour(m)}", data_tip=tip)
+        words.append(f"{tip}.")
+    several = any(len(line) > 1 for line in lines)
+    over = "; mean over seeds, shaded from the lowest to the highest seed" if several else ""
     return Figure(
-        key="calibration",
-        title="Calibration",
-        caption="How often answers are right (up) against how probable the model called them "
-        "(across). On the dotted line a probability can be taken at its word."
-        + " Thin: every client."
-        * few,
-        alt=f"Calibration on {plural(sum(pooled.count), 'sample')} of all clients: expected "
-        f"calibration error {pooled.error():.3f} in {BINS} bins; on the whole the model is {way}.",
+        key=f"worst-{what}",
+        title=f"Worst client against {what}",
+        caption=f"{capital(scale.axis)}{over}.",
+        alt=f"Worst client's {scale.label} against {what}. {' '.join(words)}",
         plot=plot,
-        columns=["client", "samples", "mean_probability", "fraction_right"],
-        rows=rows,
+        legend=range(len(methods)),
     )
 
 
-def _list_bins(found: Calibration) -> list[tuple[int, float, float]]:
-    """Return samples, mean probability and fraction right of every bin that has samples."""
-    bins = zip(found.count, found.confidence, found.correct, strict=True)
-    return [(n, sure / n, right / n) for n, sure, right in bins if n]
+def _frame_course(
+    xs: Sequence[Losses | Index],
+    lines: Sequence[Losses],
+    scale: Scale,
+    what: str,
+    right: float = svg.RIGHT,
+) -> svg.Plot:
+    end = max((float(x[-1]) for x in xs if len(x)), default=1.0)
+    # Without the first tenth of the evaluations, where the model knows nothing yet.
+    counts = [line.shape[-1] for line in lines]
+    settled = [
+        line[..., math.ceil(n / 10) * (n > 3) :] for n, line in zip(counts, lines, strict=True)
+    ]
+    low, high = svg.limits(*settled)
+    up = max(low, 0.0), min(high, 100.0 if scale.kind.is_fraction else math.inf)
+    write = bytes_text if what == "bytes" else "{:,.0f}".format
+    label = "bytes sent and received by all clients" if what == "bytes" else what
+    plot = svg.frame((0, end or 1.0), up, x_label=label, write_x=write, right=right)
+    plot.clip = True
+    return plot
 
 
-def draw_own(method: Method, m: int) -> Figure | None:
-    """Return mean and spread of every own number over the clients; None: there are none."""
-    table = read_own(method.history)
-    if table is None:
-        return None
-    values = table.values[:, :MOST_OWN]
-    mean, spread, p = values.mean(axis=0), values.std(axis=0), values.shape[1]
-    up = svg.limits(values, mean - spread, mean + spread)
-    write = lambda v: f"{v:g}" if v == int(v) and 1 <= v <= p else ""  # noqa: E731
-    plot = svg.frame((0.5, p + 0.5), up, x_label="own number", y_label="value", write_x=write)
-    for k, (centre, s) in enumerate(zip(mean, spread, strict=True)):
-        ends = [values[:, k].min(), values[:, k].max()]
-        tip = (
-            f"{table.names[k]}: mean {centre:.3g}, standard deviation {s:.2g}, from "
-            f"{ends[0]:.3g} to {ends[1]:.3g}"
-        )
-        plot.line([k + 1] * 2, ends, class_="line thin grey", data_tip=tip)
-        plot.line([k + 1] * 2, [centre - s, centre + s], class_="line accent", data_tip=tip)
-        plot.dot(k + 1, float(centre), 3.6, class_="dot accent", data_tip=tip)
-    left = table.values.shape[1] - p
+def _draw_method(method: Method, s: Series, scale: Scale) -> Figure:
+    """Average and worst client of one method, with the tails, or with every client if few."""
+    factor = scale.kind.factor
+    values = s.values.mean(axis=0) * factor
+    known = values[:, ~np.isnan(values).any(axis=0)]
+    worst, average = (reduce_clients(values, scale, of) for of in ("worst", "average"))
+    plot = _frame_course([s.rounds], [known.T], scale, "rounds", right=64.0)
+    many = known.shape[1] > FEW_CLIENTS
+    if many:
+        higher = {"higher_is_better": scale.higher_is_better}
+        low, high = (f(known, 0.2, **higher) for f in (worst_fraction, best_fraction))
+        plot.band(s.rounds, low, high, class_="band grey")
+    for i in range(0 if many else values.shape[1]):
+        plot.line(s.rounds, values[:, i], class_="line thin grey", data_m=0, data_c=i)
+    plot.line(s.rounds, worst, class_="line dashed accent", data_tip="worst client of each round")
+    plot.line(s.rounds, average, class_="line ink", data_tip="average over clients")
+    plot.label_ends({"average": average, "worst": worst})
+    ends = "" if not len(s.rounds) else (
+        f" It ends at an average of {scale.text(float(average[-1]) / factor)} and a worst "
+        f"client of {scale.text(float(worst[-1]) / factor)}."
+    )  # fmt: skip
+    rest = "Shaded: from the worst-served to the best-served 20 %" if many else "Thin: every client"
     return Figure(
-        key=f"own-part-{m}",
-        title="Own parts" if m == 0 else f"Own parts, {method.name}",
-        caption=f"{capital(table.describe)}. Dots: mean over clients; thick: one standard "
-        "deviation; thin: from the smallest to the largest client."
-        + (f" {left:,} more numbers are in the file." if left else ""),
-        alt=f"{capital(table.describe)}; mean and standard deviation: {table.list_spread()}.",
+        key="convergence-rounds",
+        title="Accuracy against rounds" if scale.kind.is_fraction else "Convergence",
+        caption=f"{capital(scale.axis)}. {rest}.",
+        alt=f"{method.name}: average and worst {scale.label} against rounds.{ends}",
         plot=plot,
-        columns=["client", "number", "value"],
-        rows=[
-            [client, name, float(v)]
-            for client, row in zip(method.clients, table.values, strict=True)
-            for name, v in zip(table.names, row, strict=True)
-        ],
+    )
+
+
+def draw_course(client: str, found: Series, i: int, scale: Scale) -> Figure:
+    """Return the client's own line beside the average over clients."""
+    values = found.values.mean(axis=0) * scale.kind.factor
+    own, average = values[:, i], reduce_clients(values, scale, "average")
+    across, up = (0, float(found.rounds[-1]) or 1.0), svg.limits(own, average)
+    plot = svg.frame(across, up, x_label="rounds", write_x="{:,.0f}".format)
+    plot.line(found.rounds, average, class_="line dashed grey", data_tip="average over clients")
+    plot.line(found.rounds, own, class_="line accent", data_tip=client)
+    return Figure(
+        key="course",
+        title="During training",
+        caption=f"{capital(scale.axis)}. Solid: you. Dashed: average over clients.",
+        alt=f"{capital(scale.label)} of {client} and the average over clients against rounds.",
+        plot=plot,
+    )
+
+
+def _draw_certificate(methods: Sequence[Method]) -> Figure | None:
+    """Return the optimality gap over rounds of the methods that have one, or None."""
+    gaps = {}
+    for m, method in enumerate(methods):
+        records = method.history.rounds
+        told = [(r.round - 1, r.numbers.get("gap", 0.0)) for r in records]  # of the model before
+        points = [(r, g) for r, g in told if math.isfinite(g) and g > 0]
+        if points:
+            gaps[m] = np.array(points)[svg.thinned(len(points))]
+    if not gaps:
+        return None
+    every = np.concatenate(list(gaps.values()))
+    logs = np.log10(every[:, 1])
+    low, high = 10 ** math.floor(logs.min()), 10 ** math.ceil(logs.max())
+    plot = svg.frame(
+        (0, float(every[:, 0].max())), (low, high if high > low else 10 * low), x_label="rounds",
+        write_x="{:,.0f}".format, write_y="{:.0e}".format, log_y=True, left=54.0,
+    )  # fmt: skip
+    tips = {m: f"{methods[m].name}: {methods[m].history.describe_certificate()}" for m in gaps}
+    for m, gap in gaps.items():
+        plot.line(gap[:, 0], gap[:, 1], class_=f"line {colour(m)}", data_tip=tips[m])
+    return Figure(
+        key="certificate",
+        title="Proved distance from the optimum",
+        caption="How far the objective can still be from its optimum, at most (first seed).",
+        alt=f"Proved optimality gap against rounds, logarithmic. {'. '.join(tips.values())}.",
+        plot=plot,
+        legend=tuple(gaps),
+    )
+
+
+def _draw_weights(method: Method, m: int) -> Figure | None:
+    """Client weights over the rounds of the first run; None where they never change."""
+    recorded = method.history.weights
+    if not recorded or np.ptp(list(recorded.values()), axis=0).max() < 1e-12:
+        return None
+    rounds = np.array(sorted(recorded), dtype=np.int64)
+    rounds = rounds[svg.thinned(len(rounds), 120)]
+    table = np.array([recorded[int(r)] for r in rounds])
+    n, end = table.shape[1], float(rounds[-1])
+    plot = svg.frame(
+        (0, end), svg.limits(table, [1 / n]), x_label="rounds", write_x="{:,.0f}".format, right=96.0
+    )
+    heaviest = np.argsort(-table[-1], kind="stable")[:3].tolist()
+    shown, rest = heaviest, "Shaded: the middle 80 % of clients."
+    if n > MOST_WEIGHTS:
+        plot.band(rounds, *np.quantile(table, [0.1, 0.9], axis=1), class_="band grey")
+    else:
+        shown, rest = [*(i for i in range(n) if i not in heaviest), *heaviest], "Thin: the others."
+    for i in shown:
+        style = "line accent" if i in heaviest else "line thin m0"
+        plot.line(rounds, table[:, i], class_=style, data_m=m, data_c=i)
+    plot.line([0, end], [1 / n, 1 / n], class_="line diagonal", data_tip="equal weights")
+    plot.label_ends({method.clients[i]: table[:, i] for i in heaviest})
+    names = ", ".join(f"{method.clients[i]} {table[-1, i]:.3f}" for i in heaviest)
+    return Figure(
+        key=f"weights-{m}",
+        title=f"Weights, {method.name}",
+        caption=f"Coloured: the heaviest at the end ({names}). {rest} Dotted: equal weights.",
+        alt=f"Weights of the clients under {method.name}. Largest at the end: {names}; equal "
+        f"weights would be {1 / n:.3g}.",
+        plot=plot,
     )

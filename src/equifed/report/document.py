@@ -1,4 +1,4 @@
-"""All that a report is made of, before it becomes a page or JSON.
+"""All that a report is made of, before it becomes a page or JSON: what every method's runs say.
 
 What it tells beside its main metric is about the first run of a method, whose samples all its seeds
 share: the majority class, own models, own parts, further metrics, calibration.
@@ -9,22 +9,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from equifed.contract.arrays import Losses
-from equifed.metrics import Metric
-from equifed.report.methods import DASH, Method, ReportError, Scale, capital, join_names, plural
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.metrics import Metric, WorstClient, wilson_interval, worst_client_interval
+from equifed.report.methods import DASH, Method, ReportError, Scale, capital, plural
 from equifed.report.numbers import (
-    ClientRows,
     Measure,
     Measured,
     choose_format,
-    choose_scale,
     choose_target,
-    collect_client_rows,
     estimate_measures,
     list_measures,
 )
@@ -39,22 +37,117 @@ from equifed.training.files import Damaged
 from equifed.training.history import History
 from equifed.training.tables import OWN
 
-FEW_TOLD = 12
-"""Own numbers that a model card lists."""
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One number per client: as it is, as it is written, and what stands below it."""
+
+    key: str
+    label: str
+    values: Losses | Index
+    texts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What the runs of one method say; per-client numbers have shape (N,), NaN where not known.
+
+    The limits are means over runs: Wilson's for accuracies, for others what the clients' samples
+    say. The runs share their test samples, so several runs do not narrow them. ``lowest`` is what
+    the first run's samples say about the worst client, for accuracies.
+    """
+
+    method: Method
+    scale: Scale
+    estimates: dict[str, Measured]
+    value: Losses
+    lower: Losses
+    upper: Losses
+    loss: Losses
+    sizes: Index
+    weight: Weights
+    participation: Weights
+    quarantines: Index
+    lowest: WorstClient | None
+
+    @property
+    def worst(self) -> int | None:
+        """The client with the worst mean, if any was measured."""
+        if np.isnan(self.value).all():
+            return None
+        return int(np.nanargmin(self.scale.kind.sign * self.value))
+
+    def level(self, key: str) -> float:
+        """Return a measure's estimate; NaN if there is none."""
+        return self.estimates[key].interval.estimate if key in self.estimates else math.nan
+
+    @functools.cached_property
+    def columns(self) -> list[Column]:
+        """What else is known about every client."""
+        return collect_columns(self.method, self.scale)
+
+    @functools.cached_property
+    def beside(self) -> dict[str, float]:
+        """What to hold measures against: the majority class and the chance floor."""
+        if not self.scale.kind.is_fraction:
+            return {}
+        known = [v for c in self.columns if c.key == "majority" for v in c.values if v == v]
+        found = {"majority_class": float(np.mean(known)) if known else math.nan}
+        found["chance_floor"] = find_floor(self.method, self.scale)
+        return {key: value for key, value in found.items() if math.isfinite(value)}
+
+
+def read_told(method: Method, base: Method | None, scale: Scale, target: float | None) -> Told:
+    """Read what the runs of a method say; NaN where some run has no number."""
+    lower, upper, lowest = _limit_clients(method, scale)
+    return Told(
+        method,
+        scale,
+        estimate_measures(method, base, scale, target),
+        value=np.asarray(method.final(scale).mean(axis=0)),
+        lower=lower,
+        upper=upper,
+        loss=np.asarray(method.final(Scale("loss", scale.split)).mean(axis=0)),
+        sizes=method.sizes(scale),
+        weight=method.last_weights(),
+        participation=method.participation(),
+        quarantines=method.count_events("quarantine"),
+        lowest=lowest,
+    )
+
+
+def _limit_clients(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
+    """Return the limits of every client, and what is known about the worst of them."""
+    lower, upper = np.full((2, len(method.clients)), np.nan)
+    known = method.count_correct(scale)
+    if known is None:  # no accuracies: what the clients' samples say
+        told = [run.history.details for run in method.runs]
+        found = [d.limits(scale.metric) for d in told if d is not None and d.split == scale.split]
+        if len(found) == len(method.runs):
+            lower, upper = np.mean(found, axis=0).T
+        return lower, upper, None
+    some, counts, sizes = known
+    lower[some], upper[some] = np.mean([wilson_interval(k, sizes) for k in counts], axis=0)
+    worst = worst_client_interval(counts[0], sizes)
+    candidates = tuple(int(some[i]) for i in worst.candidates)
+    return lower, upper, WorstClient(worst.interval, int(some[worst.observed]), candidates)
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The methods, what was measured, and against which of them the others are held."""
+    """The methods, what was measured, and against which of them the others are held.
+
+    ``told`` has an entry for every method, or none where nothing was evaluated.
+    """
 
     title: str
     methods: list[Method]
     baseline: int
-    scale: Scale | None
-    target: float | None
-    measures: tuple[Measure, ...]
-    estimates: list[dict[str, Measured]]
-    rows: list[ClientRows]
+    scale: Scale | None = None
+    target: float | None = None
+    measures: tuple[Measure, ...] = ()
+    told: tuple[Told, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -70,11 +163,6 @@ class Report:
         return self.scale
 
     @property
-    def names(self) -> list[str]:
-        """Names of the methods."""
-        return [method.name for method in self.methods]
-
-    @property
     def single(self) -> bool:
         """Whether there is one client only, so that nothing is worst or average."""
         return len(self.methods[0].clients) == 1
@@ -84,49 +172,19 @@ class Report:
         """Whether there is anything to gain under the method of the headline."""
         return write_verdict(self.methods[self.lead], self.scale)
 
-    @functools.cached_property
-    def columns(self) -> list[list[Column]]:
-        """What else is known about every client, by method."""
-        if self.scale is None:
-            return [[] for _ in self.methods]
-        return [collect_columns(method, self.scale) for method in self.methods]
-
-    @functools.cached_property
-    def beside(self) -> list[dict[str, float]]:
-        """What to hold measures against, by method: the majority class and the chance floor."""
-        if self.scale is None or not self.scale.kind.is_fraction:
-            return [{} for _ in self.methods]
-        out = []
-        for method, columns in zip(self.methods, self.columns, strict=True):
-            shares = np.concatenate(
-                [c.values for c in columns if c.key == "majority"] or [np.empty(0)]
-            )
-            known = shares[np.isfinite(shares)]
-            told = {"majority_class": float(known.mean())} if known.size else {}
-            floor = find_floor(method, self.scale)
-            out.append(told | ({"chance_floor": floor} if math.isfinite(floor) else {}))
-        return out
-
     def write(self, key: str) -> str:
         """Write a measure of the headline's method."""
         measure = next(measure for measure in self.measures if measure.key == key)
-        estimate = self.estimates[self.lead][key].interval.estimate
-        return choose_format(measure, self.shown)(estimate)
+        return choose_format(measure, self.shown)(self.told[self.lead].level(key))
 
-    @property
-    def sampled(self) -> bool:
-        """Whether limits of some number are about other test samples."""
-        return any(e.source == "samples" for found in self.estimates for e in found.values())
-
-    @property
+    @functools.cached_property
     def lead(self) -> int:
         """The method of the headline: the one whose worst client is served best."""
         if self.scale is None:
             return 0
-        found = [e["worst"].interval.estimate if "worst" in e else math.nan for e in self.estimates]
-        worst = np.nan_to_num(self.scale.kind.sign * np.array(found), nan=-math.inf)
+        worst = self.scale.kind.sign * np.array([told.level("worst") for told in self.told])
         others = [i for i in range(len(worst)) if i != self.baseline] or [self.baseline]
-        return max(others, key=lambda i: worst[i])
+        return max(others, key=lambda i: np.nan_to_num(worst[i], nan=-math.inf))
 
 
 def build(
@@ -146,26 +204,19 @@ def build(
     if baseline is not None and baseline not in names:
         raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")
     base = 0 if baseline is None else names.index(baseline)
-    scale, title = choose_scale(methods), title or _choose_title(methods)
+    chosen = (run.history.main_metric() for method in methods for run in method.runs)
+    scale = next((Scale(*found) for found in chosen if found is not None), None)
+    title = title or _choose_title(methods)
     if scale is None:
-        return Report(title, methods, base, None, None, (), [], [], tuple(problems))
+        return Report(title, methods, base, problems=tuple(problems))
     if target is None and len(methods) > 1:
         target = choose_target(methods[base], scale)
-    others = [None if m == base else methods[base] for m in range(len(methods))]
-    return Report(
-        title=title,
-        methods=methods,
-        baseline=base,
-        scale=scale,
-        target=target,
-        measures=list_measures(scale, target),
-        estimates=[
-            estimate_measures(method, other, scale, target)
-            for method, other in zip(methods, others, strict=True)
-        ],
-        rows=[collect_client_rows(method, scale) for method in methods],
-        problems=tuple(problems),
-    )
+    told = [
+        read_told(method, None if m == base else methods[base], scale, target)
+        for m, method in enumerate(methods)
+    ]
+    measures = list_measures(scale, target)
+    return Report(title, methods, base, scale, target, measures, tuple(told), tuple(problems))
 
 
 def _choose_title(methods: Sequence[Method]) -> str:
@@ -178,52 +229,41 @@ def _choose_title(methods: Sequence[Method]) -> str:
 # -- columns of the table of clients --------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One more number per client: as it is, as it is written, and its limits in words."""
-
-    key: str
-    label: str
-    values: Losses
-    texts: tuple[str, ...]
-    limits: tuple[str, ...]
-
-
 def collect_columns(method: Method, scale: Scale) -> list[Column]:
     """Return what else is known about every client."""
-    history, out = method.history, []
-    details, shared = method.details(scale), history.without_own
+    history, details, out = method.history, method.details(scale), []
     if scale.metric == "accuracy" and details is not None:
-        out.append(_write_column("majority", "Majority class", details.majorities(), scale.kind))
+        out.append(write_column("majority", "Majority class", details.majorities(), scale.kind))
+    shared = history.without_own
     if shared is not None and (shared.metric, shared.split) == (scale.metric, scale.split):
-        out.append(_write_column("without_own", "Without own part", shared.values, scale.kind))
+        out.append(write_column("without_own", "Without own part", shared.values, scale.kind))
     alone = tabulate_alone(history, scale)
     if alone is not None:
-        gains = np.where(np.isfinite(alone.values), "not compared", "").astype(object)
+        gains = ["not compared" if np.isfinite(v) else "" for v in alone.values]
         for i in alone.some:
             gains[i] = describe_gain(alone, int(i), scale).replace(" points", "")
-        column = _write_column("alone", "Alone", alone.values, scale.kind)
-        out.append(replace(column, limits=tuple(gains)))
+        out.append(write_column("alone", "Alone", alone.values, scale.kind, gains))
     for kind, record in method.further(scale):
-        limits = None if details is None else details.limits(kind.name)
-        out.append(_write_column(kind.name, capital(kind.label), record.values, kind, limits))
-    errors = [
+        limits = [""] * len(history.names) if details is None else [
+            write_limits(ends, kind) for ends in details.limits(kind.name)
+        ]  # fmt: skip
+        out.append(write_column(kind.name, capital(kind.label), record.values, kind, limits))
+    errors = np.array([
         math.nan if c is None or c.calibration is None else c.calibration.error()
         for c in (() if details is None else details.clients)
-    ]
-    if not np.isnan(errors).all():
+    ])  # fmt: skip
+    if np.isfinite(errors).any():
         kind = Metric("calibration_error", higher_is_better=False)
-        out.append(_write_column(kind.name, "Calibration error", np.array(errors), kind))
+        out.append(write_column(kind.name, "Calibration error", errors, kind))
     return out
 
 
-def _write_column(
-    key: str, label: str, values: Losses, kind: Metric, limits: Losses | None = None
+def write_column(
+    key: str, label: str, values: Any, kind: Metric, notes: Sequence[str] | None = None
 ) -> Column:
+    """Return a column whose numbers are written as those of a metric."""
     texts = tuple(write_value(v, kind) for v in values)
-    known = np.full((len(values), 2), math.nan) if limits is None else limits
-    spans = tuple(write_limits(ends, kind) for ends in known)
-    return Column(key, label, np.asarray(values, dtype=np.float64), texts, spans)
+    return Column(key, label, np.asarray(values), texts, tuple(notes or [""] * len(texts)))
 
 
 def write_value(value: float, kind: Metric) -> str:
@@ -241,34 +281,9 @@ def write_limits(ends: Sequence[float] | Losses, kind: Metric) -> str:
 # -- own parts ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class OwnTable:
-    """Own parameters of every client, flat: (N, p) with a name for each number."""
-
-    parameters: tuple[str, ...]
-    names: tuple[str, ...]
-    values: Losses
-
-    @property
-    def describe(self) -> str:
-        """Say in words what clients keep.
-
-        >>> OwnTable(("1.bias",), ("1.bias",), np.zeros((3, 1))).describe
-        'own part: 1.bias, 1 number per client'
-        """
-        count = plural(self.values.shape[1], "number")
-        return f"own part: {', '.join(self.parameters)}, {count} per client"
-
-    def list_spread(self, most: int = FEW_TOLD) -> str:
-        """Write mean and standard deviation over clients of the first numbers."""
-        mean, spread = self.values.mean(axis=0), self.values.std(axis=0)
-        columns = zip(self.names, mean, spread, strict=True)
-        return join_names([f"{name} {m:.3g} ± {s:.2g}" for name, m, s in columns], most)
-
-
-def read_own(history: History) -> OwnTable | None:
-    """Return the own parts that a history or its folder has; None: there are none."""
-    found = {} if history.own is None else {n: np.asarray(v) for n, v in history.own.items()}
+def describe_own_part(history: History) -> str:
+    """Say which parameters clients keep, as the history or its folder has them; "" if none."""
+    found: dict[str, Any] = dict(history.own or {})
     path = None if history.folder is None else Path(history.folder) / OWN
     if not found and path is not None and path.exists():
         from safetensors import SafetensorError
@@ -278,15 +293,10 @@ def read_own(history: History) -> OwnTable | None:
             found = load_file(path)
         except (OSError, ValueError, SafetensorError) as error:
             raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
-    rows = [v.reshape(len(v), -1).astype(np.float64) for v in found.values()]
-    if not rows or len(rows[0]) != len(history.names):
-        return None
-    names = [
-        name if part.shape[1] == 1 else f"{name}[{k}]"
-        for name, part in zip(found, rows, strict=True)
-        for k in range(part.shape[1])
-    ]
-    return OwnTable(tuple(found), tuple(names), np.concatenate(rows, axis=1))
+    if not found:
+        return ""
+    count = sum(np.asarray(values)[0].size for values in found.values())
+    return f"own part: {', '.join(found)}, {plural(count, 'number')} per client"
 
 
 def find_note(history: History) -> str:

@@ -54,11 +54,6 @@ class Scale:
         return self.kind.higher_is_better
 
     @property
-    def factor(self) -> float:
-        """What a value is multiplied by before it is shown."""
-        return self.kind.factor
-
-    @property
     def label(self) -> str:
         """Name with the split.
 
@@ -244,7 +239,7 @@ class Method:
             count[... if clients is None else list(clients)] += 1
         return count / len(took) if took else np.full(len(self.clients), np.nan)
 
-    def quarantines(self, kind: str = "quarantine") -> Index:
+    def count_events(self, kind: str) -> Index:
         """Return in how many rounds, over all runs, each client had an event of this kind."""
         seen = {
             (event["client"], i, event.get("round", 0))

@@ -15,11 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import Index, Losses
 from equifed.metrics import (
     REDUCERS,
     Interval,
-    WorstClient,
     accuracy_intervals,
     assume_independent,
     combine_sources,
@@ -30,7 +29,6 @@ from equifed.metrics import (
     paired_difference,
     summary,
     wilson_interval,
-    worst_client_interval,
 )
 from equifed.report.methods import DASH, Method, RunData, Scale, bytes_text
 from equifed.training.history import History
@@ -58,80 +56,12 @@ COMPARED = (
 """Differences of these have limits over samples."""
 
 
-# -- clients --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class ClientRows:
-    """Per-client numbers of one method, each of shape (N,); NaN where a number is not known.
-
-    The limits are means over runs: Wilson's for accuracies, for others what the clients' samples
-    say. The runs share their test samples, so several runs do not narrow them. ``worst`` is what
-    the first run's samples say about the worst client, for accuracies.
-    """
-
-    value: Losses
-    lower: Losses
-    upper: Losses
-    loss: Losses
-    sizes: Index
-    weight: Weights
-    participation: Weights
-    quarantines: Index
-    worst: WorstClient | None
-
-    def worst_position(self, scale: Scale) -> int | None:
-        """Return the client with the worst mean, if any was measured."""
-        if np.isnan(self.value).all():
-            return None
-        pick = np.nanargmin if scale.higher_is_better else np.nanargmax
-        return int(pick(self.value))
-
-
-def collect_client_rows(method: Method, scale: Scale) -> ClientRows:
-    """Return the per-client numbers of a method; NaN where some run has no number."""
-    lower, upper, worst = _limit_clients(method, scale)
-    return ClientRows(
-        value=np.asarray(method.final(scale).mean(axis=0)),
-        lower=lower,
-        upper=upper,
-        loss=np.asarray(method.final(Scale("loss", scale.split)).mean(axis=0)),
-        sizes=method.sizes(scale),
-        weight=method.last_weights(),
-        participation=method.participation(),
-        quarantines=method.quarantines(),
-        worst=worst,
-    )
-
-
-def _limit_clients(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
-    """Return the limits of every client, and what is known about the worst of them."""
-    lower, upper = np.full((2, len(method.clients)), np.nan)
-    known = method.count_correct(scale)
-    if known is None:  # no accuracies: what the clients' samples say
-        told = [run.history.details for run in method.runs]
-        found = [d.limits(scale.metric) for d in told if d is not None and d.split == scale.split]
-        if len(found) == len(method.runs):
-            lower, upper = np.mean(found, axis=0).T
-        return lower, upper, None
-    some, counts, sizes = known
-    limits = np.array([wilson_interval(count, sizes) for count in counts])
-    lower[some], upper[some] = limits.mean(axis=0)
-    worst = worst_client_interval(counts[0], sizes)
-    candidates = tuple(int(some[i]) for i in worst.candidates)
-    return lower, upper, WorstClient(worst.interval, int(some[worst.observed]), candidates)
-
-
-# -- measures -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Measure:
     """One row of a comparison: a number for each run, and how to write it."""
 
     key: str
     label: str
-    meaning: str
     form: Form
     lower_is_better: bool
 
@@ -171,29 +101,18 @@ class Measured:
         return sum(math.isfinite(value) for value in self.values)
 
 
-def choose_scale(methods: Sequence[Method]) -> Scale | None:
-    """Return the metric and split to report: accuracy before loss, test before the others."""
-    chosen = (run.history.main_metric() for method in methods for run in method.runs)
-    return next((Scale(*found) for found in chosen if found is not None), None)
-
-
 def list_measures(scale: Scale, target: float | None) -> tuple[Measure, ...]:
     """Return the rows of a comparison; ``target`` is how good the worst client has to become."""
     rows = []
     for key, label in LABELS.items():
-        reducer = REDUCERS[key]
         form: Form = "value" if key in LEVELS else "gap" if key == "spread" else "index"
-        lower = reducer.lower_is_better(higher_is_better=scale.higher_is_better)
-        rows.append(Measure(key, label, reducer.meaning, form, lower))
-    total = "bytes sent and received by all clients"
+        lower = REDUCERS[key].lower_is_better(higher_is_better=scale.higher_is_better)
+        rows.append(Measure(key, label, form, lower))
     if target is not None:
-        until = f"until the worst client has {scale.text(target)}"
-        rows += [
-            Measure("rounds_to_target", "Rounds to target", f"rounds {until}", "count", True),
-            Measure("bytes_to_target", "Bytes to target", f"{total} {until}", "bytes", True),
-        ]
-    ran = Measure("rounds", "Rounds", "rounds that were run", "count", True)
-    return (*rows, ran, Measure("bytes", "Bytes", total, "bytes", True))
+        rows.append(Measure("rounds_to_target", "Rounds to target", "count", True))
+        rows.append(Measure("bytes_to_target", "Bytes to target", "bytes", True))
+    rows.append(Measure("rounds", "Rounds", "count", True))
+    return (*rows, Measure("bytes", "Bytes", "bytes", True))
 
 
 def reduce_clients(values: Losses, scale: Scale, of: str) -> Losses:

@@ -18,17 +18,18 @@ import numpy as np
 from markupsafe import Markup
 
 from equifed.report import svg, tables, text
-from equifed.report.charts import colour, draw_frontier, find_frontier
-from equifed.report.curves import (
+from equifed.report.charts import (
     Series,
     collect_series,
-    describe_weights,
+    colour,
     draw_course,
     draw_figures,
+    draw_frontier,
+    find_frontier,
 )
 from equifed.report.document import Report, build
 from equifed.report.methods import TIMES, as_methods, capital, plural
-from equifed.report.numbers import COSTS, LABELS
+from equifed.report.numbers import LABELS
 from equifed.training.files import write_file
 from equifed.training.history import History
 
@@ -37,10 +38,11 @@ SLUG = 40
 """Characters of a name in a path."""
 SUMMARY = ("average_by_client", "worst", "worst_20_percent", "best_20_percent", "spread")
 """What a participant hears of the others."""
-SINGLE = ("worst", *COSTS)
-"""Rows of the comparison when there is one client only."""
 POINT = (*SUMMARY, "gini")
 """What the page of a sweep shows of every setting."""
+EVENTS = ("event", "method", "seed", "round", "client", "reason", "time")
+NO_TABLE: dict[str, list[str]] = {"clients": [], "methods": []}
+"""What a page without a table of clients tells its script."""
 
 
 def write_report(
@@ -125,53 +127,48 @@ def bind_units(sentence: str) -> str:
 
 def render(report: Report, refresh: float | None = None) -> str:
     """Return the page; ``refresh`` is after how many seconds it loads itself again."""
-    page, lead = load_templates().get_template("report.html"), report.methods[report.lead]
-    figures = draw_figures(report)
-    return page.render(
+    lead, scale, parts = report.methods[report.lead], report.scale, {}
+    if scale is not None:
+        parts = {
+            "comparison": tables.tabulate_comparison(report),
+            "evidence": _describe_differences(report),
+            "cards": text.list_cards(report),
+            "further": tables.summarise_further(lead, scale),
+            "undefined": text.describe_undefined(lead, scale),
+            "own": [
+                f"{method.name}: {sentence}" if report.several else sentence
+                for method in report.methods
+                for sentence in text.describe_own(method, scale)
+            ],
+            "groups": tables.list_groups(lead, scale),
+        }
+    proved = [(method.name, method.history.describe_certificate()) for method in report.methods]
+    events = [event for method in report.methods for event in method.events()]
+    return load_templates().get_template("report.html").render(
         report=report,
         refresh=refresh,
         subtitle=text.write_subtitle(report),
         palette=choose_palette(len(report.methods), report.baseline, report.lead),
         headline=text.write_headline(report),
-        cards=text.list_cards(report),
-        comparison=[
-            r for r in tables.list_comparison(report) if not report.single or r["key"] in SINGLE
-        ],
-        evidence=_describe_differences(report),
-        figures=figures,
-        certificate_notes=text.collect_certificate_notes(report.methods),
-        weight_notes=describe_weights(report.methods, figures["weights"]),
-        table=tables.pack_clients(report),
+        figures=draw_figures(report),
+        certificates=[f"{name}: {note}." for name, note in proved if note is not None],
+        data=tables.pack_clients(report),
         heads=tables.list_heads(report),
-        shows_loss=tables.shows_loss(report),
-        shows_limits=tables.shows_limits(report),
-        further=[] if report.scale is None else tables.summarise_further(lead, report.scale),
-        undefined=[] if report.scale is None else text.describe_undefined(lead, report.scale),
-        own=[] if report.scale is None else _list_own(report),
-        groups=None if report.scale is None else tables.list_groups(lead, report.scale),
-        glossary=text.list_glossary(report.methods, report.scale),
+        glossary=text.list_glossary(report),
         clients_csv=tables.write_clients_csv(report),
         runs=tables.collect_facts(report.methods),
-        events=[tables.format_event(e) for method in report.methods for e in method.events()],
+        events=tables.list_events(events, EVENTS),
+        **parts,
         **load_script(),
-    )
-
-
-def _list_own(report: Report) -> list[str]:
-    """Say what the clients of every method keep for themselves."""
-    return [
-        f"{method.name}: {sentence}" if report.several else sentence
-        for method in report.methods
-        for sentence in text.describe_own(method, report.shown)
-    ]
+    )  # fmt: skip
 
 
 def _describe_differences(report: Report) -> str:
     """Say what the limits of the differences allow for."""
-    found = report.estimates[report.lead].get("worst") if report.estimates else None
-    if report.scale is None or found is None or found.difference is None:
+    found = report.told[report.lead].estimates.get("worst")
+    if found is None or found.difference is None:
         return ""
-    return text.describe_evidence(found.difference, report.scale).replace(" that agree", "")
+    return text.describe_evidence(found.difference, report.shown).replace(" that agree", "")
 
 
 def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
@@ -215,23 +212,25 @@ def write_participants(report: Report, folder: Path) -> None:
 
 def render_participant(report: Report, i: int, found: Series) -> str:
     """Return the page of one client."""
-    scale, method, rows = report.shown, report.methods[report.lead], report.rows[report.lead]
-    client, found_of = method.clients[i], report.estimates[report.lead]
-    keys = [key for key in SUMMARY if key in found_of and not report.single]
-    figures = [] if not len(found.rounds) else [draw_course(client, found, i, scale)]
+    scale, told = report.shown, report.told[report.lead]
+    method, client = told.method, told.method.clients[i]
+    keys = [key for key in SUMMARY if key in told.estimates and not report.single]
+    known = [c for c in tables.list_columns(report, told) if c.key in tables.list_heads(report)]
+    events = [event for event in method.events() if event.get("client") == client]
     return load_templates().get_template("participant.html").render(
         title=report.title,
         client=client,
         method=method.name,
-        sentence=text.describe_participant(report, i),
-        cards=text.list_participant_cards(report, i),
-        summary=[{"label": LABELS[key], "value": report.write(key)} for key in keys],
-        clients=plural(int(np.isfinite(rows.value).sum()), "client"),
+        sentence=text.describe_participant(told, i),
+        cards=[text.make_card(c.label, c.texts[i], c.notes[i]) for c in known if c.key != "change"],
+        own=text.describe_own(method, scale)[:1],
+        summary=tables.make_table((), [(LABELS[key], report.write(key)) for key in keys]),
+        clients=plural(int(np.isfinite(told.value).sum()), "client"),
         scale=scale,
         seeds=" · ".join([plural(len(method.runs), "seed"), *text.write_date([method])]),
-        figures=figures,
-        events=[tables.format_event(e) for e in method.events() if e.get("client") == client],
-        data={"clients": [], "methods": []},
+        figures=[draw_course(client, found, i, scale)] if len(found.rounds) else [],
+        events=tables.list_events(events, ("event", "seed", "round", "reason", "time")),
+        data=NO_TABLE,
         palette=[0, 1],
         **load_script(),
     )  # fmt: skip
@@ -239,31 +238,27 @@ def render_participant(report: Report, i: int, found: Series) -> str:
 
 def frontier_svg(report: Report, colours: Sequence[int]) -> str:
     """Return the frontier of a sweep as an SVG file that needs no page around it."""
-    figure = draw_frontier(report.names, report.estimates, report.shown, colours)
-    return svg.standalone(figure.drawing)
+    return svg.standalone(draw_frontier(report.told, colours).drawing)
 
 
 def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:
     """Return the page of a sweep: the frontier, the points, and what was run."""
-    scale, seeds = report.shown, max(len(m.runs) for m in report.methods)
-    marks = find_frontier(report.estimates, scale)
+    seeds, marks = max(len(m.runs) for m in report.methods), find_frontier(report.told)
+    names = [method.name for method in report.methods]
     measures = [m for m in report.measures if m.key in POINT]
+    rows = [
+        [name, *(tables.format_cell(told, m, True) for m in measures), "●" if mark else "○"]
+        for name, told, mark in zip(names, report.told, marks, strict=True)
+    ]
+    heads = ("Setting", *(m.label for m in measures), "Not dominated")
     return load_templates().get_template("frontier.html").render(
         report=report,
-        sentence=text.describe_frontier(report.names, marks, seeds),
-        figure=draw_frontier(report.names, report.estimates, scale, colours),
-        measures=measures,
-        points=[
-            {
-                "name": name,
-                "mark": mark,
-                "cells": [tables.format_cell(found.get(m.key), m, scale, True) for m in measures],
-            }
-            for name, found, mark in zip(report.names, report.estimates, marks, strict=True)
-        ],
+        sentence=text.describe_frontier(names, marks, seeds),
+        figure=draw_frontier(report.told, colours),
+        points=tables.make_table(heads, rows),
         table=table,
         runs=tables.collect_facts(report.methods[:1]),
         palette=range(8),
-        data={"clients": [], "methods": []},
+        data=NO_TABLE,
         **load_script(),
     )  # fmt: skip

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from equifed.contract.arrays import Losses
-from equifed.contract.evaluation import Details
+from equifed.contract.arrays import to_cell
 from equifed.metrics import Interval, summary
-from equifed.report.charts import csv_text
 from equifed.report.document import (
+    Column,
     Report,
+    Told,
     find_note,
+    write_column,
     write_limits,
     write_value,
 )
 from equifed.report.methods import DASH, Method, Scale, add_sign, capital, is_finite
-from equifed.report.numbers import Measure, Measured, choose_format
+from equifed.report.numbers import COSTS, Measure, Measured, choose_format
 from equifed.report.text import find_date, write_headline
 
+Cell = dict[str, str]
 COLUMNS = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
-"""Per-client numbers in CSV and JSON."""
+"""Per-client numbers in JSON."""
+SINGLE = ("worst", *COSTS)
+"""Rows of the comparison when there is one client only."""
 ASIDE = {
     "average_by_client": ("majority_class", "majority class"),
     "worst_20_percent": ("chance_floor", "by chance alone"),
@@ -38,39 +44,54 @@ MOST_ROWS = 300
 # -- comparison -----------------------------------------------------------------------------------
 
 
+def make_cell(value: str, note: str = "", **more: str) -> dict[str, str]:
+    """Return a cell: a text, and what stands below it."""
+    return {"value": value, "note": note, "aside": "", "change": "", "tone": "", **more}
+
+
+def make_table(
+    heads: Sequence[str | Cell], rows: Iterable[Sequence[str | Cell]], words: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return a table as the template draws it; columns in ``words`` hold sentences."""
+    lines = [[c if isinstance(c, dict) else make_cell(c) for c in row] for row in (heads, *rows)]
+    return {"heads": lines[0], "rows": lines[1:], "words": words}
+
+
 def list_comparison(report: Report) -> list[dict[str, Any]]:
     """Return the comparison: one row per measure, one cell per method."""
-    if report.scale is None:
-        return []
     rows = []
     for measure in report.measures:
         name, words = ASIDE.get(measure.key, ("", ""))
         cells = []
-        for m, (found, beside) in enumerate(zip(report.estimates, report.beside, strict=True)):
-            base = m == report.baseline
-            cell = format_cell(found.get(measure.key), measure, report.scale, base)
-            aside = f"{words} {report.scale.text(beside[name])}" if name in beside else ""
-            cells.append(cell | {"aside": aside})
+        for m, told in enumerate(report.told):
+            cell = format_cell(told, measure, m == report.baseline)
+            if name in told.beside:
+                cell["aside"] = f"{words} {told.scale.text(told.beside[name])}"
+            cells.append(cell)
         label = "The client" if report.single and measure.key == "worst" else measure.label
-        rows.append(
-            {"key": measure.key, "label": label, "meaning": measure.meaning, "cells": cells}
-        )
+        rows.append({"key": measure.key, "label": label, "cells": cells})
     return rows
 
 
-def format_cell(
-    found: Measured | None, measure: Measure, scale: Scale, baseline: bool = False
-) -> dict[str, str]:
+def tabulate_comparison(report: Report) -> dict[str, Any]:
+    """Return the comparison as the page shows it."""
+    base = report.baseline if report.several else None
+    names = enumerate(method.name for method in report.methods)
+    cells = [make_cell(name, "baseline" * (m == base)) for m, name in names]
+    rows = [r for r in list_comparison(report) if not report.single or r["key"] in SINGLE]
+    return make_table(["Measure", *cells], [[row["label"], *row["cells"]] for row in rows])
+
+
+def format_cell(told: Told, measure: Measure, baseline: bool = False) -> Cell:
     """Return a cell: the mean, half the interval's width or its ends, the difference."""
-    out = {"value": "", "note": "", "change": "", "tone": "", "aside": ""}
+    found, write = told.estimates.get(measure.key), choose_format(measure, told.scale)
     if found is not None and any(math.isinf(value) for value in found.values):
-        return out | {"value": "∞"}
+        return make_cell("∞")
     if found is None or found.reached == 0:
-        return out | {"value": "not reached" if "target" in measure.key else DASH}
+        return make_cell("not reached" if "target" in measure.key else DASH)
     if found.reached < len(found.values):
-        return out | {"value": f"reached by {found.reached} of {len(found.values)}"}
-    write = choose_format(measure, scale)
-    out |= {"value": write(found.interval.estimate), "note": _format_limits(found, write)}
+        return make_cell(f"reached by {found.reached} of {len(found.values)}")
+    out = make_cell(write(found.interval.estimate), _format_limits(found, write))
     if found.difference is not None and not baseline:
         interval, over_seeds = found.difference.interval, found.difference.about == "seeds"
         out["change"], out["tone"] = _format_change(interval, over_seeds, measure, write)
@@ -128,156 +149,146 @@ def add_margin(text: str, margin: str) -> str:
     return f"{value if shared else text} ± {margin}"
 
 
-def summarise_further(method: Method, scale: Scale) -> list[dict[str, str]]:
+def summarise_further(method: Method, scale: Scale) -> dict[str, Any]:
     """Return average, worst-served fifth and worst client of every further metric."""
-    rows = []
+    rows: list[list[str | Cell]] = []
     for kind, record in method.further(scale):
         known = record.values[np.isfinite(record.values)]
         if known.size:
             found = summary(known, higher_is_better=kind.higher_is_better)
-            rows.append({
-                "label": capital(kind.label),
-                "average": kind.write(found["average_by_client"]),
-                "fifth": kind.write(found["worst_20_percent"]),
-                "worst": kind.write(found["worst"]),
-                "client": method.clients[int(np.nanargmin(kind.sign * record.values))],
-                "clients": f"{known.size:,}",
-                "direction": "higher is better" if kind.higher_is_better else "lower is better",
-            })  # fmt: skip
-    return rows
+            worst = method.clients[int(np.nanargmin(kind.sign * record.values))]
+            levels = [kind.write(found[key]) for key in ("average_by_client", "worst_20_percent")]
+            better = "higher" if kind.higher_is_better else "lower"
+            last = make_cell(kind.write(found["worst"]), worst)
+            name = make_cell(capital(kind.label), f"{better} is better")
+            rows.append([name, *levels, last, f"{known.size:,}"])
+    heads = ("Metric", "Average over clients", "Worst-served 20 %", "Worst client", "Clients")
+    return make_table(heads, rows)
 
 
 # -- clients --------------------------------------------------------------------------------------
 
 
+def list_columns(report: Report, told: Told) -> list[Column]:
+    """Return the table of clients under one method, column by column."""
+    scale, count = told.scale, len(told.method.clients)
+    pairs = zip(told.lower, told.upper, strict=True)
+    limits = [scale.span(a, b) if math.isfinite(a) else "" for a, b in pairs]
+    with np.errstate(invalid="ignore"):  # both infinite
+        change = told.value - report.told[report.baseline].value
+
+    def plain(key: str, label: str, values: Any, write: Callable[[Any], str]) -> Column:
+        texts = (write(v) if np.isfinite(v) else DASH for v in values)
+        return Column(key, label, values, tuple(texts), ("",) * count)
+
+    return [
+        write_column("value", capital(scale.kind.label), told.value, scale.kind, limits),
+        plain("change", "Change", change, scale.signed),
+        *told.columns,
+        plain("loss", "Loss", told.loss, Scale("loss", "").text),
+        plain("n", "Samples", told.sizes, "{:,}".format),
+        plain("weight", "Weight", told.weight, "{:.4f}".format),
+        plain("participation", "Took part", told.participation, _write_percent),
+        plain("quarantines", "Refused", told.quarantines, "{:,}".format),
+    ]
+
+
+def _write_percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def list_heads(report: Report) -> dict[str, str]:
+    """Return key and label of every column of clients that has something to say."""
+    if report.scale is None:
+        return {}
+    says = {
+        "change": report.several,
+        "loss": report.scale.metric not in ("loss", "mse"),
+        "weight": any(np.isfinite(told.weight).any() for told in report.told),
+        "participation": any((told.participation < 1).any() for told in report.told),
+        "quarantines": any(told.quarantines.any() for told in report.told),
+    }
+    found = {c.key: c.label for told in report.told for c in list_columns(report, told)}
+    return {key: label for key, label in found.items() if says.get(key, True)}
+
+
 def pack_clients(report: Report) -> dict[str, Any]:
     """Return what the page's script needs for the table of clients and for the names on hover."""
-    data: dict[str, Any] = {"clients": list(report.methods[0].clients), "methods": []}
-    data |= {"lead": report.lead, "baseline": report.baseline}
-    if report.scale is None:
-        return data
-    keys = [key for key, _ in list_heads(report)]
-    data |= {
-        "limits": shows_limits(report),
-        "higher": report.scale.higher_is_better,
-        "label": report.scale.label,
-        "n": [int(n) for n in report.rows[0].sizes],
-        "more": keys,
-        "loss": shows_loss(report),
-    }
-    base = report.rows[report.baseline].value
-    nothing = dict.fromkeys(keys, _pack([], [DASH] * len(base), [""] * len(base)))
-    for method, rows, more in zip(report.methods, report.rows, report.columns, strict=True):
-        names = ("value", "lower", "upper", "loss", "weight", "participation")
-        columns = {name: getattr(rows, name) for name in names}
-        with np.errstate(invalid="ignore"):  # both infinite
-            columns["change"] = rows.value - base
-        known = {c.key: _pack(c.values, c.texts, c.limits) for c in more}
-        data["methods"].append({
-            "name": method.name,
-            **{key: [to_json_number(v) for v in column] for key, column in columns.items()},
-            "quarantines": [int(q) for q in rows.quarantines],
-            "text": _write_columns(columns, report.scale),
-            "more": nothing | known,
-        })  # fmt: skip
-    return data
-
-
-def _pack(values: Any, texts: Sequence[str], limits: Sequence[str]) -> dict[str, Any]:
-    numbers = [to_json_number(v) for v in values] or [None] * len(texts)
-    return {"value": numbers, "text": list(texts), "limits": list(limits)}
-
-
-def list_heads(report: Report) -> list[tuple[str, str]]:
-    """Return key and label of every further column that some method has."""
-    return list({c.key: c.label for columns in report.columns for c in columns}.items())
-
-
-def shows_loss(report: Report) -> bool:
-    """Tell whether the loss is another number than the main metric."""
-    return report.scale is not None and report.scale.metric not in ("loss", "mse")
-
-
-def shows_limits(report: Report) -> bool:
-    """Tell whether some client's main metric has limits."""
-    return any(bool(np.isfinite(rows.lower).any()) for rows in report.rows)
-
-
-def _write_columns(columns: dict[str, Losses], scale: Scale) -> dict[str, list[str]]:
-    """Write the table's numbers here, as everywhere else: two ways to round would show two."""
-    limits = zip(columns["lower"], columns["upper"], strict=True)
-    loss = Scale("loss", "")
-    return {
-        "value": [scale.text(v) for v in columns["value"]],
-        "limits": [scale.span(a, b) if math.isfinite(a) else DASH for a, b in limits],
-        "change": [scale.signed(v) for v in columns["change"]],
-        "loss": [loss.text(v) for v in columns["loss"]],
-        "weight": [f"{v:.4f}" if math.isfinite(v) else DASH for v in columns["weight"]],
-        "participation": [
-            f"{100 * v:.0f} %" if math.isfinite(v) else DASH for v in columns["participation"]
-        ],
-    }
+    keys, methods = list(list_heads(report)), []
+    for told in report.told:
+        columns = {c.key: c for c in list_columns(report, told) if c.key in keys}
+        packed = {
+            key: {
+                "value": [to_json_number(v) for v in c.values],
+                "text": c.texts,
+                "notes": c.notes if any(c.notes) else [],
+            }
+            for key, c in columns.items()
+        }
+        methods.append({"name": told.method.name, "columns": packed})
+    higher = report.scale is None or report.scale.higher_is_better
+    names = list(report.methods[0].clients)
+    return {"clients": names, "keys": keys, "higher": higher, "methods": methods}
 
 
 def write_clients_csv(report: Report) -> str:
     """Return the table of clients as CSV."""
+    keys = [key for key in list_heads(report) if key not in ("value", "change")]
     shown = "value" if report.scale is None else report.scale.metric
-    columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *COLUMNS[5:]]
-    heads, rows = [key for key, _ in list_heads(report)], []
-    for method, found, more in zip(report.methods, report.rows, report.columns, strict=False):
-        known, nothing = {c.key: c.values for c in more}, np.full(len(method.clients), math.nan)
-        every = [getattr(found, name) for name in COLUMNS] + [known.get(h, nothing) for h in heads]
-        numbers = [column.tolist() for column in every]
-        rows += [[method.name, *row] for row in zip(method.clients, *numbers, strict=True)]
-    return csv_text([*columns, *heads], rows)
+    rows: list[list[object]] = []
+    for told in report.told:
+        known = {c.key: c.values for c in list_columns(report, told)}
+        nothing = np.full(len(told.value), math.nan)
+        every = [told.value, told.lower, told.upper, *(known.get(key, nothing) for key in keys)]
+        numbers = zip(told.method.clients, *(column.tolist() for column in every), strict=True)
+        rows += [[told.method.name, *row] for row in numbers]
+    return csv_text(["method", "client", shown, "lower_95", "upper_95", *keys], rows)
 
 
-# -- groups inside clients ------------------------------------------------------------------------
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    r"""Return CSV whose text no spreadsheet takes for a formula.
+
+    >>> csv_text(["client", "accuracy"], [["=1+1", 0.5]])
+    "client,accuracy\n'=1+1,0.5\n"
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[_cell(cell) for cell in row] for row in rows])
+    return out.getvalue()
+
+
+def _cell(cell: object) -> object:
+    if isinstance(cell, str):
+        return to_cell(cell)
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else f"{cell:.8g}"
+    return cell
 
 
 def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
-    """Return the table of groups inside clients: its metrics, rows, and the same as CSV."""
+    """Return the table of groups inside clients, how many rows it leaves out, and all as CSV."""
     details = method.details(scale)
     if details is None or not details.group_names():
         return None
     kinds = [scale.kind, *(kind for kind, _ in method.further(scale))]
-    rows, plain = [], []
+    rows: list[list[str | Cell]] = []
+    plain = []
     for client, detail in zip(method.clients, details.clients, strict=True):
         for group, found in ({} if detail is None else detail.groups).items():
             values = [found.values.get(kind.name, math.nan) for kind in kinds]
             ends = [found.limits.get(kind.name, (math.nan, math.nan)) for kind in kinds]
             told = list(zip(kinds, values, ends, strict=True))
-            cells = [
-                {"value": write_value(v, kind), "limits": write_limits(two, kind)}
-                for kind, v, two in told
-            ]
-            rows.append({"client": client, "group": group, "size": found.size, "cells": cells})
+            cells = [make_cell(write_value(v, k), write_limits(two, k)) for k, v, two in told]
+            rows.append([client, group, f"{found.size:,}", *cells])
             numbers = [number for _, v, two in told for number in (v, *two)]
             plain.append([client, group, found.size, *numbers])
     ending = ("", "_lower_95", "_upper_95")
     columns = ["client", "group", "n", *(kind.name + end for kind in kinds for end in ending)]
-    return {
-        "labels": [capital(kind.label) for kind in kinds],
-        "rows": rows[:MOST_ROWS],
-        "left": max(0, len(rows) - MOST_ROWS),
-        "pooled": _pool_groups(details, scale),
-        "csv": csv_text(columns, plain),
-    }
-
-
-def _pool_groups(details: Details, scale: Scale) -> list[dict[str, str]]:
-    """Return every group over all clients: its samples, and the mean of the main metric."""
-    out = []
-    for name in details.group_names() if scale.kind.each is not None else ():
-        found = [c.groups[name] for c in details.clients if c is not None and name in c.groups]
-        sizes = np.array([g.size for g in found], dtype=np.float64)
-        values = np.array([g.values.get(scale.metric, math.nan) for g in found])
-        mean = float(values @ sizes / sizes.sum())
-        out.append({
-            "group": name, "clients": f"{len(found):,}", "size": f"{int(sizes.sum()):,}",
-            "value": scale.text(mean),
-        })  # fmt: skip
-    return out
+    heads = ["Client", "Group", "Samples", *(capital(kind.label) for kind in kinds)]
+    left = max(0, len(rows) - MOST_ROWS)
+    csv = csv_text(columns, plain)
+    return {"table": make_table(heads, rows[:MOST_ROWS]), "left": left, "csv": csv}
 
 
 # -- what was run ---------------------------------------------------------------------------------
@@ -326,15 +337,20 @@ def _list_facts(method: Method) -> list[tuple[str, str]]:
     return [(label, value) for label, value in facts.items() if value]
 
 
-def format_event(event: dict[str, Any]) -> dict[str, str]:
-    """Return an event as the table shows it."""
+def list_events(events: Sequence[dict[str, Any]], columns: Sequence[str]) -> dict[str, Any] | None:
+    """Return a table of events; None: there are none."""
+    if not events:
+        return None
     known = ("event", "round", "client", "reason", "time", "seed", "method")
     apart = ("given_out", "gains", "one_class")  # the reason says it, or the table of clients
-    rest = {k: v for k, v in event.items() if k not in (*known, *apart)}
-    row = {k: "" if event.get(k) is None else str(event[k]) for k in known}
-    if rest:
-        row["reason"] = " ".join(filter(None, [row["reason"], json.dumps(rest, default=str)]))
-    return row
+    rows = []
+    for event in events:
+        row = {k: "" if event.get(k) is None else str(event[k]) for k in known}
+        rest = {k: v for k, v in event.items() if k not in (*known, *apart)}
+        row["reason"] += (" " + json.dumps(rest, default=str)) if rest else ""
+        rows.append([row[column].strip() for column in columns])
+    words = [k for k, column in enumerate(columns) if column in ("client", "reason")]
+    return make_table([capital(column) for column in columns], rows, words)
 
 
 # -- JSON -----------------------------------------------------------------------------------------
@@ -376,14 +392,14 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
     }
     if report.scale is None:
         return out
-    out["measures"] = {k: _measured_json(found) for k, found in report.estimates[m].items()}
-    rows, more = report.rows[m], report.columns[m]
-    out["beside"] = report.beside[m]
+    told = report.told[m]
+    out["measures"] = {k: _measured_json(found) for k, found in told.estimates.items()}
+    out["beside"] = told.beside
     out["clients"] = [
         {
             "client": name,
-            **{c: to_json_number(getattr(rows, c)[i]) for c in COLUMNS},
-            **{column.key: to_json_number(column.values[i]) for column in more},
+            **{c: to_json_number(getattr(told, c)[i]) for c in COLUMNS},
+            **{column.key: to_json_number(column.values[i]) for column in told.columns},
         }
         for i, name in enumerate(method.clients)
     ]

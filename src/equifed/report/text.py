@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from equifed.metrics import Interval
-from equifed.report.document import Report, find_note, read_own
+from equifed.report.document import Report, Told, describe_own_part, find_note
 from equifed.report.methods import (
-    DASH,
     TIMES,
     Method,
     Scale,
@@ -21,7 +20,7 @@ from equifed.report.methods import (
     join_names,
     plural,
 )
-from equifed.report.numbers import ClientRows, Difference, Measured
+from equifed.report.numbers import Difference
 from equifed.training.events import find_warnings
 from equifed.training.history import History
 
@@ -33,27 +32,27 @@ REFUSALS = {
 """What events about a client mean, by their kind."""
 GLOSSARY = {
     "Accuracy": "fraction of a client's samples that are answered correctly.",
-    "Alone": "what the client would have with a model of its own, trained on its samples only.",
+    "Alone": "the client's result with its own model, trained on its own samples only.",
     "AUROC": "how often a positive sample is ranked before a negative one; 0.5 is guessing.",
-    "Average over clients": "every client counts once, however many samples it has.",
     "Calibration error": "mean distance between the probability that the model gives its answer "
     "and how often such answers are right.",
-    "Chance floor": "what the worst-served fifth of equally served clients would have on average, "
-    "only because their samples are few; in the tables, by chance alone.",
-    "Interval": "95 of 100 such intervals contain the true value, the others miss it.",
+    "Chance floor": "average of the worst-served fifth if all clients were served equally well, "
+    "low only because they have few samples; in the tables: by chance alone.",
+    "Gini coefficient": "how unequal the clients' values are; 0 is equality.",
+    "Interval": "95 of 100 such intervals contain the true value.",
     "Loss": "what training minimises, per sample; lower is better.",
-    "Majority class": "accuracy of always answering the client's most frequent class. A model that "
-    "is below it serves the client worse than no model.",
+    "Majority class": "accuracy of always answering the client's most frequent class.",
     "MSE": "mean squared error of predicted values, in squared units of the target.",
-    "Own part": "numbers of the model that every client keeps for itself, beside the shared ones.",
+    "Own part": "parameters that every client keeps for itself, beside the shared ones.",
+    "Relative unfairness, 20:20": "mean of the largest 20 % over mean of the smallest 20 %.",
     "Underserved": "served worse than the other clients by more than chance explains.",
-    "Weight": "how much a client's loss counts in a round; equal weights are 1 over the number of "
-    "clients.",
-    "Without own part": "with the shared model and the mean of all own parts, which is what a new "
-    "client gets.",
+    "Weight": "how much a client's loss counts in a round; equal weights are 1 / clients.",
+    "Without own part": "the shared model with the mean of all own parts, as a new client gets it.",
     "Worst-served 20 %": "mean over the fifth of the clients, rounded up, with the worst values.",
 }
 """What the words of a report mean."""
+ALWAYS = ("Interval", "Loss", "Underserved", "Weight")
+"""Words that every page uses."""
 
 
 # -- the top of a page ----------------------------------------------------------------------------
@@ -61,22 +60,20 @@ GLOSSARY = {
 
 def write_headline(report: Report) -> dict[str, Any]:
     """Return the first words of the report."""
-    told = [*_describe_events(report.methods), *describe_warnings(report.methods)]
+    warnings = [*_describe_events(report.methods), *describe_warnings(report.methods)]
     if report.scale is None:
         unknown = "No evaluation was recorded, so nothing is known about the clients."
-        return {"verdict": "", "sentences": [unknown], "chance": "", "warnings": told}
-    lead = report.lead
-    method, rows, found = report.methods[lead], report.rows[lead], report.estimates[lead]
-    sentences, who, verdict = [], "", report.verdict.sentence
+        return {"verdict": "", "sentences": [unknown], "chance": "", "warnings": warnings}
+    told, verdict, sentences, who = report.told[report.lead], report.verdict.sentence, [], ""
     if report.several:
-        base = report.methods[report.baseline]
-        sentences.append(_describe_cost(method, base, found, report.scale))
-        who = f"Under {method.name}, "
+        sentences.append(_describe_cost(told, report.methods[report.baseline]))
+        who = f"Under {told.method.name}, "
         # After a comma articles begin small, names stay.
         small = verdict.partition(" ")[0] in ("The", "There", "No")
         verdict = verdict and who + (verdict[:1].lower() + verdict[1:] if small else verdict)
-    sentences.append(who + _describe_worst(method, rows, report.scale, found))
-    chance, warnings = _describe_chance(method, rows), [*told, *report.problems]
+    sentences.append(who + _describe_worst(told))
+    warnings += report.problems
+    chance = _describe_chance(told)
     return {"verdict": verdict, "sentences": sentences, "chance": chance, "warnings": warnings}
 
 
@@ -105,98 +102,83 @@ def write_date(methods: Sequence[Method]) -> list[str]:
 
 def list_cards(report: Report) -> list[dict[str, str]]:
     """Return the few numbers at the top, of the headline's method."""
-    if report.scale is None:
+    told = report.told[report.lead] if report.told else None
+    if told is None or told.worst is None or "worst" not in told.estimates:
         return []
-    scale, found, rows = report.scale, report.estimates[report.lead], report.rows[report.lead]
-    method, worst = report.methods[report.lead], rows.worst_position(report.scale)
-    if worst is None or "worst" not in found:
-        return []
-    base, seeds = report.methods[report.baseline].name, len(method.runs)
-    alone = seeds == 1 or len(method.clients) == 1  # else not always the same client is worst
-    note = method.clients[worst] if alone else f"worst in each seed, mean of {seeds}"
+    base, seeds = report.methods[report.baseline].name, len(told.method.runs)
+    one = seeds == 1 or report.single  # else not always the same client is worst
+    note = told.method.clients[told.worst] if one else f"worst in each seed, mean of {seeds}"
     labels = {"worst": "Worst client", "average_by_client": "Average over clients"}
     labels = {"worst": "The client"} if report.single else labels | {"spread": "Best to worst"}
     shown = [
-        _make_card(
+        make_card(
             label,
             report.write(key),
             note if key == "worst" else "",
-            _write_change(found[key].difference, base, scale),
+            _write_change(told.estimates[key].difference, base, told.scale),
         )
         for key, label in labels.items()
     ]
-    sent, rounds = (found[key].interval.estimate for key in ("bytes", "rounds"))
-    return [*shown, _make_card("Sent and received", bytes_text(sent), plural(int(rounds), "round"))]
+    sent, rounds = bytes_text(told.level("bytes")), plural(int(told.level("rounds")), "round")
+    return [*shown, make_card("Sent and received", sent, rounds)]
 
 
-def _make_card(label: str, value: str, note: str = "", change: str = "") -> dict[str, str]:
+def make_card(label: str, value: str, note: str = "", change: str = "") -> dict[str, str]:
+    """Return one of the boxes with a large number."""
     return {"label": label, "value": value, "note": note, "change": change}
 
 
-def _describe_worst(
-    method: Method, rows: ClientRows, scale: Scale, found: dict[str, Measured]
-) -> str:
+def _describe_worst(told: Told) -> str:
     """Say who is served worst, how badly, and how sure that is."""
-    i = rows.worst_position(scale)
+    i, scale, method, runs = told.worst, told.scale, told.method, len(told.method.runs)
     if i is None:
         return f"No client was evaluated under {method.name}."
-    who, value, runs = method.clients[i], float(rows.value[i]), len(method.runs)
+    who, value = method.clients[i], float(told.value[i])
     if math.isinf(value):
         return f"{who} is served worst: its {scale.label} is infinite."
-    samples, interval = plural(int(rows.sizes[i]), "sample"), _write_interval(rows, i, scale)
-    measured = f"{scale.text(value)} {scale.label}{interval} on {samples}"
+    measured = f"{scale.text(value)} {scale.label}{_write_interval(told, i)}"
+    measured += f" on {plural(int(told.sizes[i]), 'sample')}"
     seeds = f" in the mean over {plural(runs, 'seed')}" if runs > 1 else ""
     if len(method.clients) == 1:
         return f"{who}, the only client, has {measured}{seeds}."
-    if "average_by_client" not in found:
+    if "average_by_client" not in told.estimates:
         return f"{who} is served worst{seeds}: {measured}."
-    average, spread = (found[k].interval.estimate for k in ("average_by_client", "spread"))
     # The spread of means is narrower than the mean spread, which the table has.
-    gap = "" if seeds else f"; from best to worst it is {scale.gap(spread)}"
-    return (
-        f"{who} is served worst{seeds}: {measured}. The average over "
-        f"{plural(int(np.isfinite(rows.value).sum()), 'client')} is {scale.text(average)}{gap}."
-    )
+    gap = "" if seeds else f"; best and worst are {scale.gap(told.level('spread'))} apart"
+    count = plural(int(np.isfinite(told.value).sum()), "client")
+    average = scale.text(told.level("average_by_client"))
+    return f"{who} is served worst{seeds}: {measured}. The average over {count} is {average}{gap}."
 
 
-def _write_interval(rows: ClientRows, i: int, scale: Scale) -> str:
-    lower, upper = rows.lower[i], rows.upper[i]
-    return f" (95 % interval {scale.span(lower, upper)})" if math.isfinite(lower) else ""
+def _write_interval(told: Told, i: int) -> str:
+    lower, upper = told.lower[i], told.upper[i]
+    return f" (95 % interval {told.scale.span(lower, upper)})" if math.isfinite(lower) else ""
 
 
-def _describe_chance(method: Method, rows: ClientRows) -> str:
+def _describe_chance(told: Told) -> str:
     """Say how much of the worst client may be chance, and who else may be the worst."""
-    worst, n = rows.worst, int((np.isfinite(rows.lower)).sum())
-    if worst is None or n == 1:
+    worst, clients = told.lowest, told.method.clients
+    if worst is None or np.isfinite(told.lower).sum() == 1:
         return ""
-    scale, interval = Scale("accuracy", ""), worst.interval
-    others = [method.clients[i] for i in worst.candidates if i != worst.observed]
-    seed = " of the first seed" if len(method.runs) > 1 else ""
+    scale, interval = told.scale, worst.interval
+    others = [clients[i] for i in worst.candidates if i != worst.observed]
+    seed = " of the first seed" if len(told.method.runs) > 1 else ""
     first = (
-        f"The lowest of {n:,} measured accuracies{seed}, {scale.text(interval.estimate)}, is low "
-        f"partly by chance. The lowest true accuracy lies between {scale.number(interval.lower)} "
-        f"and {scale.text(interval.upper)} with 95 % confidence, which allows for that. "
+        f"The lowest measured accuracy{seed}, {scale.text(interval.estimate)}, is low partly by "
+        f"chance. The lowest true accuracy is between {scale.number(interval.lower)} and "
+        f"{scale.text(interval.upper)} (95 % confidence)"
     )
-    who = f"{method.clients[worst.observed]}'s"
     if not others:
-        return f"{first}It is {who}: no other client comes into question."
-    return (
-        f"{first}These samples cannot tell whether it is {who} or that of "
-        f"{plural(len(others), 'other client')}: {join_names(others)}."
-    )
-
-
-def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
-    """Return what is proved of the models that methods gave out (first seed), or why nothing is."""
-    said = [(method.name, method.history.describe_certificate()) for method in methods]
-    return [f"{name}: {note}" for name, note in said if note is not None]
+        return f"{first}, and {clients[worst.observed]} has it."
+    count = plural(len(others), "other client")
+    return f"{first}. {clients[worst.observed]} or {count} may have it: {join_names(others)}."
 
 
 def _describe_events(methods: Sequence[Method]) -> list[str]:
     """Name the clients whose answers were refused or kept in bounds, or who stood out."""
     out = []
     for method in methods:
-        found = {what: method.quarantines(kind) for kind, what in REFUSALS.items()}
+        found = {what: method.count_events(kind) for kind, what in REFUSALS.items()}
         found["{} reached the cap of a guard on their weight (runs in brackets)"] = method.capped()
         for what, counts in found.items():
             bad = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
@@ -226,29 +208,28 @@ def _list_warnings(history: History) -> list[str]:
 # -- differences between methods ------------------------------------------------------------------
 
 
-def _describe_cost(
-    method: Method, baseline: Method, found: dict[str, Measured], scale: Scale
-) -> str:
+def _describe_cost(told: Told, baseline: Method) -> str:
     """Say what the worst client gained, what the average paid and what was sent."""
-    worst, average, spread = (
-        found[key].difference if key in found else None
-        for key in ("worst", "average_by_client", "spread")
-    )
+    scale, n, name = told.scale, len(told.method.clients), told.method.name
+    keys = ("worst", "average_by_client", "spread")
+    found = [told.estimates[key].difference if key in told.estimates else None for key in keys]
+    worst, average, spread = found
     if worst is None or average is None or spread is None:
-        return f"{method.name} and {baseline.name} have no seeds in common to compare."
-    n, effect = len(method.clients), describe_effect(worst.interval, scale)
-    who = f"Against {baseline.name}, {method.name}"
+        return f"{name} and {baseline.name} have no seeds in common to compare."
+    who, effect = f"Against {baseline.name}, {name}", describe_effect(worst.interval, scale)
     if n == 1:
-        told = [f"{who} {effect.format(f'the {scale.label} of the only client')}."]
+        said = [f"{who} {effect.format(f'the {scale.label} of the only client')}."]
     else:
         mean = describe_effect(average.interval, scale).format("the average over clients")
         worse = effect.format(f"the worst client's {scale.label}")
-        told = [f"{who} {worse} and {mean}.", _describe_gap(spread, scale)]
+        said = [f"{who} {worse} and {mean}.", _describe_gap(spread, scale)]
+    sent = told.estimates["bytes"].difference
+    if sent is not None and sent.before > 0:
+        said.append(f"It sent {sent.after / sent.before:.3g} {TIMES} the bytes.")
     on = "" if n == 1 else f"on {plural(n, 'client')} "
     one = "with one seed, which does not show how much it varies between seeds"
     seeds = one if worst.pairs == 1 else f"over {worst.pairs} seeds"
-    measured = f"Measured {on}{seeds}{describe_evidence(worst, scale)}."
-    return " ".join(filter(None, [*told, _describe_bytes(found["bytes"].difference), measured]))
+    return " ".join([*said, f"Measured {on}{seeds}{describe_evidence(worst, scale)}."])
 
 
 def describe_effect(difference: Interval, scale: Scale) -> str:
@@ -295,14 +276,6 @@ def _describe_gap(spread: Difference, scale: Scale) -> str:
     return f"The measured gap from best to worst client {moved} {after}."
 
 
-def _describe_bytes(sent: Difference | None) -> str:
-    if sent is None or sent.before <= 0:
-        return ""
-    if sent.after == sent.before:
-        return "It sent as many bytes."
-    return f"It sent {sent.after / sent.before:.3g} {TIMES} the bytes."
-
-
 def describe_evidence(difference: Difference, scale: Scale) -> str:
     """Say what the intervals of a comparison allow for."""
     agreed = " that agree" if difference.pairs > 1 and "seeds" not in difference.about else ""
@@ -320,79 +293,48 @@ def describe_evidence(difference: Difference, scale: Scale) -> str:
     )
 
 
-def describe_participant(report: Report, i: int) -> str:
+# -- participants, own parts, sweeps, words -------------------------------------------------------
+
+
+def describe_participant(told: Told, i: int) -> str:
     """Tell a client how the model serves it, beside the average."""
-    scale, rows = report.shown, report.rows[report.lead]
-    value, found = float(rows.value[i]), report.estimates[report.lead]
+    scale, value, average = told.scale, float(told.value[i]), told.level("average_by_client")
     if not np.isfinite(value):
-        return f"There is no {scale.label} of yours: you have no samples in that split."
+        return f"You have no {scale.label}: you have no samples in that split."
     measured = (
         f"The model has a {scale.label} of {scale.text(value)} on your "
-        f"{plural(int(rows.sizes[i]), 'sample')}{_write_interval(rows, i, scale)}."
+        f"{plural(int(told.sizes[i]), 'sample')}{_write_interval(told, i)}."
     )
-    if report.single or "average_by_client" not in found:
+    if len(told.method.clients) == 1 or math.isnan(average):
         return measured
-    average = found["average_by_client"].interval.estimate
     side = "better" if (value > average) == scale.higher_is_better else "worse"
     same = scale.text(value) == scale.text(average)
     distance = "equal to" if same else f"{scale.gap(abs(value - average))} {side} than"
     return f"{measured} That is {distance} the average over clients, {scale.text(average)}."
 
 
-def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
-    """Return the client's own numbers."""
-    rows, scale, own = report.rows[report.lead], report.shown, []
-    names = {
-        "majority": "Your most frequent class", "alone": "Your model alone",
-        "without_own": "Without your own part",
-    }  # fmt: skip
-    more = [
-        _make_card(names.get(column.key, column.label), column.texts[i], column.limits[i])
-        for column in report.columns[report.lead]
-    ]
-    table = read_own(report.methods[report.lead].history)
-    if table is not None:
-        count, named = plural(table.values.shape[1], "number"), ", ".join(table.parameters)
-        own = [_make_card("Your own part of the model", count, named)]
-    return [
-        _make_card(capital(scale.label), scale.text(float(rows.value[i]))),
-        *more,
-        _make_card("Loss", Scale("loss", "").text(float(rows.loss[i]))),
-        *own,
-        _make_card("Your samples", f"{int(rows.sizes[i]):,}"),
-        _make_card("Your weight", f"{rows.weight[i]:.4f}" if np.isfinite(rows.weight[i]) else DASH),
-        _make_card("Rounds you took part in", f"{100 * rows.participation[i]:.0f} %"),
-        _make_card("Rounds your answer was refused", f"{int(rows.quarantines[i])}"),
-    ]
-
-
-# -- participants, own parts, sweeps, words --------------------------------------------------------
-
-
 def describe_own(method: Method, scale: Scale) -> list[str]:
     """Say what the clients of a method keep, and what it is worth beside the shared model alone."""
     history = method.history
-    table, note = read_own(history), find_note(history)
-    if table is None and not note:
+    known, note = describe_own_part(history), find_note(history)
+    if not known and not note:
         return []
-    known = "own parts" if table is None else table.describe
     how = note.partition(" by ")[2].rpartition(";")[0]
-    out = [f"{capital(known)}{f'; {how}' if how else ''}."]
+    out = [f"{capital(known or 'own parts')}{f'; {how}' if how else ''}."]
     shared, whole = history.without_own, history.last(scale.metric, scale.split)
     if shared is None or whole is None or shared.metric != scale.metric:
         return out
     both = np.isfinite(shared.values) & np.isfinite(whole.values)
     if both.any():
-        pick = np.min if scale.higher_is_better else np.max
-        ours, theirs = whole.values[both], shared.values[both]
-        gain = scale.kind.sign * (ours - theirs)
+        sign, ours, theirs = scale.kind.sign, whole.values[both], shared.values[both]
+        worst = [scale.text(float(sign * (sign * v).min())) for v in (ours, theirs)]
+        gain = sign * (ours - theirs)
         out.append(
-            f"With its own part, a client has a {scale.label} of {scale.text(ours.mean())} on "
-            f"average, the worst {scale.text(pick(ours))}; with the shared model and the mean "
-            f"of the own parts, which is what a new client gets, {scale.text(theirs.mean())} "
-            f"and {scale.text(pick(theirs))}. {int((gain > 0).sum())} of "
-            f"{plural(int(both.sum()), 'client')} are served better with their own part, "
-            f"{int((gain < 0).sum())} worse."
+            f"Average {scale.label} with own parts: {scale.text(ours.mean())}, worst client "
+            f"{worst[0]}. Without (the shared model with the mean of the own parts, which is what "
+            f"a new client gets): {scale.text(theirs.mean())} and {worst[1]}. Of "
+            f"{plural(int(both.sum()), 'client')}, {int((gain > 0).sum())} are served better with "
+            f"their own part and {int((gain < 0).sum())} worse."
         )
     return out
 
@@ -402,14 +344,10 @@ def describe_undefined(method: Method, scale: Scale) -> list[str]:
     out = []
     for kind, record in method.further(scale):
         lost = np.flatnonzero(np.isnan(record.values) & (record.sizes > 0))
-        names = [method.clients[i] for i in lost]
-        if names:
+        if len(lost):
+            names = join_names([method.clients[i] for i in lost])
             why = f" ({kind.undefined})" if kind.undefined else ""
-            left = "it is" if len(names) == 1 else "they are"
-            out.append(
-                f"{capital(kind.label)} is not defined for {join_names(names)}{why}; "
-                f"{left} left out of its average and of its worst-served 20 %."
-            )
+            out.append(f"{capital(kind.label)} is not defined for {names}{why}; left out here.")
     return out
 
 
@@ -419,28 +357,17 @@ def describe_frontier(names: Sequence[str], marks: Sequence[bool], seeds: int) -
     words = "; ".join(kept[:6]) + ("; …" if len(kept) > 6 else "")
     return (
         f"Of {plural(len(names), 'setting')}, {len(kept)} {'is' if len(kept) == 1 else 'are'} not "
-        f"dominated, which means that no other serves both the average and the worst client "
-        f"better: {words}. Measured with {plural(seeds, 'seed')}; settings whose points lie within "
-        f"chance of each other are not told apart."
+        f"dominated (no other serves both the average and the worst client better): {words}. "
+        f"Measured with {plural(seeds, 'seed')}; differences between close points may be chance."
     )
 
 
-def list_glossary(methods: Sequence[Method], scale: Scale | None) -> list[tuple[str, str]]:
+def list_glossary(report: Report) -> list[tuple[str, str]]:
     """Return the words that a page uses, with their meanings."""
-    if scale is None:
+    if report.scale is None:
         return []
-    histories = [method.history for method in methods]
-    details = [method.details(scale) for method in methods]
-    classes = scale.metric == "accuracy"
-    used = {
-        "Accuracy": classes,
-        "Chance floor": classes,
-        "Majority class": classes and any(found is not None for found in details),
-        "MSE": scale.metric == "mse",
-        "Alone": any(history.alone is not None for history in histories),
-        "Own part": any(find_note(history) for history in histories),
-        "Without own part": any(history.without_own is not None for history in histories),
-        "AUROC": any(kind.name == "auroc" for m in methods for kind, _ in m.further(scale)),
-        "Calibration error": any(f is not None and f.pool_calibration() for f in details),
-    }
-    return [(word, text) for word, text in GLOSSARY.items() if used.get(word, True)]
+    used = {column.label for told in report.told for column in told.columns}
+    used |= {*ALWAYS, capital(report.scale.kind.label), *(m.label for m in report.measures)}
+    used |= {"Chance floor"} if report.scale.kind.is_fraction else set()
+    used |= {"Own part" for method in report.methods if find_note(method.history)}
+    return [(word, text) for word, text in GLOSSARY.items() if word in used]

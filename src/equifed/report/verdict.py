@@ -92,7 +92,7 @@ def _judge_fractions(method: Method, scale: Scale) -> Verdict | None:
     some, (correct, *_), sizes = known[0], known[1], known[2].astype(np.float64)
     found = compare_to_chance(correct, sizes)
     low = tuple(method.clients[some[i]] for i in found.underserved)
-    notes = [_describe_floor(found, sizes, scale)]
+    notes = [_describe_floor(found, len(sizes), scale)]
     if found.equal:
         notes.append(_describe_power(sizes, found.pooled, scale))
     who = name_clients(low, method.clients)
@@ -119,16 +119,14 @@ def _say_who(found: EqualService, who: str, count: int, scale: Scale) -> str:
     )
 
 
-def _describe_floor(found: EqualService, sizes: Losses, scale: Scale) -> str:
-    ends = f"{sizes.min():,.0f}", f"{sizes.max():,.0f}"
-    m = ends[0] if np.ptp(sizes) == 0 else " to ".join(ends)
+def _describe_floor(found: EqualService, count: int, scale: Scale) -> str:
     few, have = (f"{found.count} ", "have") if found.count > 1 else ("", "has")
     p = "below 0.001" if found.p_value < 0.001 else f"= {found.p_value:.2g}"
     return (
-        f"The worst-served {few}of {len(sizes)} clients {have} {scale.text(found.worst)}. Clients "
-        f"that all have {scale.text(found.pooled)}, with these {m} {scale.split} samples each, "
-        f"would come to {scale.text(found.floor)} there on average, and to "
-        f"{scale.span(*found.usual)} in 95 of 100 cases (test of equal service: p {p})."
+        f"The worst-served {few}of {count} clients {have} {scale.text(found.worst)}. If every "
+        f"client's true accuracy were {scale.text(found.pooled)}, it would still be about "
+        f"{scale.text(found.floor)} ({scale.span(*found.usual)} in 95 of 100 cases), because "
+        f"{scale.split} samples are few (test of equal service: p {p})."
     )
 
 
@@ -139,15 +137,11 @@ def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:
     m, n = int(np.median(sizes)), len(sizes)
     fewest = np.arange(m + 1)
     told = fewest[2 * n * bdtr(fewest, m, pooled) <= LEVEL]
+    samples = f"With {plural(m, f'{scale.split} sample')} (the median)"
     if not len(told):
-        return (
-            f"No client with {plural(m, 'sample')}, the median, could be told to be underserved: "
-            f"more {scale.split} samples are needed to know."
-        )
-    return (
-        f"A client with {plural(m, 'sample')}, the median, is told to be underserved from "
-        f"{scale.text(told[-1] / m)} downwards; smaller differences would not be noticed."
-    )
+        return f"{samples} no accuracy could be told to be low: more are needed to know."
+    most = scale.text((told[-1] + 1) / m)
+    return f"{samples} we can only detect an accuracy below {most}."
 
 
 def _compare_majority(method: Method, scale: Scale) -> Iterator[str]:
@@ -161,13 +155,13 @@ def _compare_majority(method: Method, scale: Scale) -> Iterator[str]:
         verb, whose = ("is", "its") if len(low) == 1 else ("are", "their")
         yield (
             f"{name_clients(low, method.clients)} {verb} served no better than by always "
-            f"answering {whose} most frequent class."
+            f"predicting {whose} most frequent class."
         )
     one = tuple(names[shares == 1])  # they have nothing above it
     if one:
         yield (
             f"{name_clients(one, method.clients)} {'has' if len(one) == 1 else 'have'} "
-            f"{scale.split} samples of one class only: an accuracy says little about such a client."
+            f"{scale.split} samples of one class only, where an accuracy says little."
         )
 
 
@@ -191,9 +185,8 @@ def _judge_losses(method: Method, scale: Scale) -> Verdict:
         f"No client's {scale.label} is"
     )  # fmt: skip
     note = (
-        f"Every client's {scale.label} was held against the mean of the others (Welch's test "
-        f"of logarithms, one-sided, corrected for {plural(len(some), 'client')}). A floor by "
-        "chance is known for accuracies only: losses also differ because some tasks are noisier."
+        f"Every client's {scale.label} was compared with the mean of the others (Welch's test of "
+        f"logarithms, one-sided, corrected for {plural(len(some), 'client')})."
     )
     sentence = f"{subject} above the others' by more than chance explains"
     return Verdict(sentence, (note,), not low, low)
@@ -214,8 +207,8 @@ def find_spent_losses(history: History) -> tuple[str, ...]:
     if not known.size or known.max() >= SPENT:
         return ()
     return (
-        f"Every client's training loss has come down to at most {known.max():.2g}: there is "
-        "nothing left to trade off, so weights of clients have no grip on this model.",
+        f"Every client's training loss is at most {known.max():.2g}: nothing is left to trade off, "
+        "so client weights have no effect on this model.",
     )
 
 
@@ -321,18 +314,18 @@ def _describe_alone(
         own = "has a better {} with a model of its own" if one else (
             "have a better {} with models of their own"
         )  # fmt: skip
-        how = "sample by sample" if found.paired else "as if their samples were others"
+        how = "sample by sample" if found.paired else "as if samples were not shared"
         limits = f" (95 % intervals, {how})" if np.isfinite(found.gains[better, 1]).any() else ""
         yield (
             f"{len(better)} of {plural(len(found.some), 'client')} {own.format(scale.label)}"
-            f"{limits}: {join_names(told)}. Beyond chance, all clients considered, this is so for "
-            f"{f'{sure} of them' if sure else 'none'}."
+            f"{limits}: {join_names(told)}. {sure or 'No'} difference{'s' * (sure > 1)} "
+            f"{'are' if sure > 1 else 'is'} significant after correcting for the number of clients."
         )
     apart = tuple(found.event.get("one_class", ()))
     if apart:
         yield (
             f"{name_clients(apart, history.names)} {'has' if len(apart) == 1 else 'have'} training "
-            "samples of one class: alone is shown with that class, and not compared."
+            "samples of one class: alone always predicts that class, and is not compared."
         )
     if found.event.get("reason"):
         yield f"Alone: {found.event['reason']}."

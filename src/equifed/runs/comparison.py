@@ -346,8 +346,9 @@ def sweep(
     if report.scale is None:
         raise ConfigError(["nothing was evaluated; see [evaluate] and the splits of the data"])
     values, last = name_points(grid), [*grid.values()][-1]
-    marks, points = find_frontier(report.estimates, report.scale), []
-    for method, found, mark in zip(report.methods, report.estimates, marks, strict=True):
+    marks, points = find_frontier(report.told), []
+    for told, mark in zip(report.told, marks, strict=True):
+        method, found = told.method, told.estimates
         point: dict[str, Any] = dict(zip(grid, values[method.name], strict=True))
         for key in COLUMNS:
             e = found[key].interval if key in found else Interval(math.nan, math.nan, math.nan)
@@ -396,14 +397,14 @@ def format_comparison(report: Report) -> str:
 
 
 def _list_numbers(report: Report) -> Iterator[list[object]]:
-    for m, (method, found) in enumerate(zip(report.methods, report.estimates, strict=True)):
-        for name, value in report.beside[m].items():
+    for told in report.told:
+        method, found = told.method, told.estimates
+        for name, value in told.beside.items():
             yield [method.name, name, "beside", "", _finite(value), *[""] * 4]
         for key, estimate in found.items():
             first = [method.name, key]
             for seed, value in zip(method.seeds, estimate.values, strict=True):
-                told = "" if seed is None else seed
-                yield [*first, "seed", told, _finite(value), *[""] * 4]
+                yield [*first, "seed", "" if seed is None else seed, _finite(value), *[""] * 4]
             yield [*first, "mean", "", *_ends(estimate.interval), estimate.source, ""]
             if (d := estimate.difference) is not None:
                 yield [*first, "difference", "", *_ends(d.interval), d.about, d.pairs]

@@ -11,6 +11,10 @@
   let order = { key: "value", down: !data.higher };
   let rows = [];
 
+  function current() {
+    return data.methods[choice ? Number(choice.value) : 0];
+  }
+
   function cell(text, name) {
     const td = document.createElement("td");
     td.textContent = text;
@@ -18,59 +22,31 @@
     return td;
   }
 
-  function withLimits(column, i) {
-    const td = cell(column.text[i]);
-    if (column.limits[i]) {
-      const span = document.createElement("span");
-      span.className = "change";
-      span.textContent = column.limits[i];
-      td.append(span);
-    }
-    return td;
-  }
-
-  function meter(method, i, range) {
-    const td = document.createElement("td");
-    const [low, high] = [method.lower[i], method.upper[i]];
-    if (low === null) { td.textContent = "–"; return td; }
-    const place = (v) => 100 * (v - range[0]) / (range[1] - range[0] || 1);
-    const box = document.createElement("span");
-    const bar = document.createElement("b");
-    const tick = document.createElement("i");
-    box.className = "meter";
-    bar.style.left = place(low) + "%";
-    bar.style.width = place(high) - place(low) + "%";
-    tick.style.left = place(method.value[i]) + "%";
-    box.append(bar, tick);
-    td.append(method.text.limits[i], box);
-    return td;
-  }
-
   function fill() {
-    const method = data.methods[choice ? Number(choice.value) : 0];
-    const lows = method.lower.filter((v) => v !== null);
-    const highs = method.upper.filter((v) => v !== null);
-    const range = [Math.min(...lows), Math.max(...highs)];
+    const columns = current().columns;  // numbers are written once, by what made the page
     rows = data.clients.map((name, i) => {
       const tr = document.createElement("tr");
-      const text = method.text;  // numbers are written once, by the program that made the page
-      tr.append(cell(name, "first"), cell(text.value[i]));
-      if (data.limits) tr.append(meter(method, i, range));
-      if (data.methods.length > 1) tr.append(cell(text.change[i]));
-      for (const key of data.more) tr.append(withLimits(method.more[key], i));
-      if (data.loss) tr.append(cell(text.loss[i]));
-      tr.append(cell(data.n[i].toLocaleString("en")), cell(text.weight[i]),
-        cell(text.participation[i]), cell(String(method.quarantines[i])));
+      tr.append(cell(name, "first"));
+      for (const key of data.keys) {
+        const column = columns[key];
+        const td = cell(column ? column.text[i] : "–");
+        if (column && column.notes[i]) {
+          const span = document.createElement("span");
+          span.className = "change";
+          span.textContent = column.notes[i];
+          td.append(span);
+        }
+        tr.append(td);
+      }
       return tr;
     });
     arrange();
   }
 
   function keyOf(i) {
-    const method = data.methods[choice ? Number(choice.value) : 0];
     if (order.key === "client") return data.clients[i];
-    if (order.key === "n") return data.n[i];
-    return (method.more[order.key] ? method.more[order.key].value : method[order.key])[i];
+    const column = current().columns[order.key];
+    return column ? column.value[i] : null;
   }
 
   function arrange() {
@@ -128,8 +104,9 @@
     const i = Number(mark.dataset.c);
     const method = data.methods[Number(mark.dataset.m)];
     if (!method) return data.clients[i];
-    let text = data.clients[i] + ": " + method.text.value[i];
-    if (method.lower[i] !== null) text += " (" + method.text.limits[i] + ")";
+    const column = method.columns.value;
+    let text = data.clients[i] + ": " + column.text[i];
+    if (column.notes[i]) text += " (" + column.notes[i] + ")";
     return data.methods.length > 1 ? text + ", " + method.name : text;
   }
 
