@@ -48,8 +48,8 @@ def test_a_comparison_is_what_train_and_the_report_make_of_it(data, found):
         assert ours.per_client("mse", "test") == theirs.per_client("mse", "test")
     expected = build(as_methods(found.histories)).told
     for ours, theirs in zip(found.measured.told, expected, strict=True):
-        assert ours["worst"].values == theirs["worst"].values
-        assert ours["worst"].difference == theirs["worst"].difference
+        assert ours.estimates["worst"].values == theirs.estimates["worst"].values
+        assert ours.estimates["worst"].difference == theirs.estimates["worst"].difference
     assert found.measured.told[1].estimates["worst"].difference.pairs == 2
 
 
