@@ -143,6 +143,8 @@ def test_every_client_by_its_own_numbers():
         fitted.apply({"x": [1.0]}, "z")
     again = Preparation.from_json(json.loads(json.dumps(fitted.to_json())))
     assert again == fitted and again.digest() == fitted.digest()
+    older = {**fitted.to_json(), "target": {**fitted.to_json()["target"], "unit": None}}
+    assert Preparation.from_json(older) == fitted  # fields that are gone are passed over
 
 
 TABLE = {

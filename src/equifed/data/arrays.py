@@ -25,6 +25,7 @@ from equifed.data.split import (
     check_task,
     name_groups,
     refuse,
+    refuse_any,
     refuse_twice,
 )
 
@@ -114,7 +115,7 @@ def _read_samples(client: str, label: str, pair: Any) -> Samples:
         raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}.")
     x, y = as_array(pair[0], f"{who} X"), as_array(pair[1], f"{who} y")
     filled = len(x) > 0
-    checks = (
+    refuse_any(
         (len(x) != len(y), f"{who} has X of shape {x.shape} and y of shape {y.shape}; they need "
          "the same number of rows."),
         (label == "train" and not filled, f"Client {client!r} has no training samples; remove it "
@@ -125,7 +126,6 @@ def _read_samples(client: str, label: str, pair: Any) -> Samples:
         (filled and (y.ndim > 2 or 0 in y.shape), f"{who} y has the shape {y.shape}; give one "
          "target, or one row of them, per sample."),
     )  # fmt: skip
-    refuse((message for wrong, message in checks if wrong), str)
     try:
         groups = name_groups(pair[2], len(x)) if len(pair) > 2 else None
     except DataError as error:

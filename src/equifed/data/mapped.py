@@ -14,7 +14,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -78,11 +77,10 @@ class FederationWriter:
         self._folder = Path(folder)
         if (self._folder / INDEX).exists():
             raise DataError(f"{self._folder} holds a federation; choose another folder.")
-        self._about: dict[str, Any] = {"format": FORMAT, "name": name, "classes": classes}
-        self._about["class_names"] = list(class_names)
+        self._about: dict[str, Any] = {"name": name, "classes": classes}
+        self._about["class_names"] = tuple(class_names)
         self._first: Federation | None = None
-        self._names: dict[str, None] = {}
-        self._sizes: dict[str, list[int]] = {}
+        self._sizes: dict[str, dict[str, int]] = {}  # client to split to rows
         self._files: dict[str, BinaryIO] = {}
         self._digest = hashlib.sha256()
 
@@ -92,47 +90,29 @@ class FederationWriter:
 
     def add(self, client: str, **splits: tuple[Any, Any]) -> None:
         """Add a client: ``train=(X, y)`` and, like all others, ``validation=`` and ``test=``."""
-        if client in self._names:
+        if client in self._sizes:
             raise DataError(f"Client {client!r} was added before; names are unique.")
         held: dict[str, Any] = {k: Split.from_clients([pair]) for k, pair in splits.items()}
-        one = Federation(
-            self._about["name"], (client,), classes=self._about["classes"],
-            class_names=tuple(self._about["class_names"]), **held,
-        )  # fmt: skip
-        if self._first is None:
-            self._first, self._sizes = one, {label: [] for label in held}
-        self._check_like_first(client, one)
-        self._names[client] = None
-        for label, split in one.splits().items():
-            self._sizes[label].append(len(split))
-            for kind, array in (("inputs", split.inputs), ("targets", split.targets)):
-                self._append(f"{label}-{kind}", client, array)
-
-    def _check_like_first(self, client: str, one: Federation) -> None:
-        assert self._first is not None
-        if set(one.splits()) != set(self._first.splits()):
+        one = Federation(names=(client,), **self._about, **held)
+        self._first = first = self._first or one
+        if set(one.splits()) != set(first.splits()):
             raise DataError(
                 f"Client {client!r} has the splits {', '.join(one.splits())}, the first one "
-                f"{', '.join(self._first.splits())}; give all of them the same."
+                f"{', '.join(first.splits())}; give all of them the same."
             )
         try:
-            one.train.check_like("train", self._first.train)
+            one.train.check_like("train", first.train)
         except DataError as error:
             raise DataError(f"Client {client!r} differs from the first one: {error}") from None
+        self._sizes[client] = {label: len(split) for label, split in one.splits().items()}
+        for name, array in _list_arrays(one).items():
+            if name not in self._files:
+                self._files[name] = (self._folder / f"{name}.bin").open("wb")
+            data = np.ascontiguousarray(array).tobytes()
+            self._files[name].write(data)
+            self._digest.update(f"{client} {name} {array.shape}".encode() + data)
 
-    def _append(self, name: str, client: str, array: Array) -> None:
-        if name not in self._files:
-            self._files[name] = (self._folder / f"{name}.bin").open("wb")
-        data = np.ascontiguousarray(array).tobytes()
-        self._files[name].write(data)
-        self._digest.update(f"{client} {name} {array.shape}".encode() + data)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for file in self._files.values():
             file.close()
         if kind is not None:
@@ -140,13 +120,22 @@ class FederationWriter:
         if self._first is None:
             raise DataError("A federation needs clients; none was added.")
         arrays = {
-            f"{label}-{what}": {"dtype": str(array.dtype), "shape": list(array.shape[1:])}
-            for label, split in self._first.splits().items()
-            for what, array in (("inputs", split.inputs), ("targets", split.targets))
+            name: {"dtype": str(array.dtype), "shape": list(array.shape[1:])}
+            for name, array in _list_arrays(self._first).items()
         }
-        told = {**self._about, "clients": list(self._names), "sizes": self._sizes}
+        sizes = {k: [mine[k] for mine in self._sizes.values()] for k in self._first.splits()}
+        told = {"format": FORMAT, **self._about, "clients": list(self._sizes), "sizes": sizes}
         told |= {"arrays": arrays, "sha256": self._digest.hexdigest()}
         (self._folder / INDEX).write_text(json.dumps(told) + "\n")
+
+
+def _list_arrays(federation: Federation) -> dict[str, Array]:
+    """Return the arrays of a federation by the names of their files."""
+    return {
+        f"{label}-{kind}": getattr(split, kind)
+        for label, split in federation.splits().items()
+        for kind in ("inputs", "targets")
+    }
 
 
 def open_federation(path: str | Path) -> MappedFederation:
@@ -167,15 +156,14 @@ def open_federation(path: str | Path) -> MappedFederation:
             f"{folder} holds no federation: {Path(str(error.filename)).name} is missing. Write one "
             "with equifed.data.FederationWriter."
         ) from None
+    except DataError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{folder / INDEX} cannot be read ({error}); write it again.") from None
 
 
 def _open_split(folder: Path, label: str, told: Mapping[str, Any]) -> Split:
-    sizes = [int(size) for size in told["sizes"][label]]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    offsets = np.cumsum([0, *told["sizes"][label]], dtype=np.int64)
     arrays = []
     for kind in ("inputs", "targets"):
         about, file = told["arrays"][f"{label}-{kind}"], folder / f"{label}-{kind}.bin"

@@ -29,7 +29,7 @@ from equifed.data.columns import (
     read_numbers,
     to_numbers,
 )
-from equifed.data.split import Array, DataError, refuse, refuse_twice
+from equifed.data.split import Array, DataError, refuse, refuse_any, refuse_twice
 
 Scale: TypeAlias = Literal["standard"]
 Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
@@ -72,9 +72,12 @@ class Prepare:
     per_client: bool = False
 
     def __post_init__(self) -> None:
-        allowed: dict[str, tuple[Any, ...]]
-        allowed = {"scale": (*get_args(Scale), None), "missing": get_args(Missing)}
-        allowed["unknown"] = get_args(Unknown)
+        count: Any = self.min_count
+        allowed: dict[str, tuple[Any, ...]] = {
+            "scale": (*get_args(Scale), None),
+            "missing": get_args(Missing),
+            "unknown": get_args(Unknown),
+        }
         refuse(
             (key for key, values in allowed.items() if getattr(self, key) not in values),
             lambda key: (
@@ -82,15 +85,16 @@ class Prepare:
                 f"{getattr(self, key)!r}."
             ),
         )
+        refuse_any(
+            (isinstance(count, bool) or not isinstance(count, int) or count < 1,
+             f"min_count must be a whole number of at least 1, got {count!r}."),
+            (self.per_client and self.scale is None,
+             "per_client=True scales every client by itself; give a scale with it."),
+        )  # fmt: skip
         coded: Any = self.categorical
         if coded != "auto":
             listed = (coded,) if isinstance(coded, str) else tuple(map(str, coded))
             object.__setattr__(self, "categorical", listed)
-        count: Any = self.min_count
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise DataError(f"min_count must be a whole number of at least 1, got {count!r}.")
-        if self.per_client and self.scale is None:
-            raise DataError("per_client=True scales every client by itself; give a scale with it.")
 
 
 @dataclass(frozen=True)
@@ -169,17 +173,13 @@ class NumberColumn:
         """Return the features of cleaned values (None: missing), one row each."""
         numbers = read_numbers(self.name, values, numbered=True)
         gaps = np.isnan(numbers)
-        centre: Any = self.centre
-        scale: Any = self.scale
-        fill: Any = np.nan if self.fill is None else self.fill
+        scales: Any = [self.centre, self.scale, self.fill]
         if self.by_client:
-            scales = {name: numbers for name, *numbers in self.by_client}
-            common = [self.centre, self.scale, self.fill]
-            rows = [scales.get(str(owner), common) for owner in owners]
-            centre, scale, fill = np.array(rows, dtype=np.float64).reshape(-1, 3).T
-        filled = np.where(gaps, fill, numbers)
-        block = [(filled - centre) / scale, *([gaps * 1.0] if self.indicator else [])]
-        return np.stack(block, axis=1)
+            own = {name: mine for name, *mine in self.by_client}
+            scales = [own.get(str(owner), scales) for owner in owners]
+        centre, scale, fill = np.array(scales, dtype=np.float64).T
+        block = (np.where(gaps, fill, numbers) - centre) / scale
+        return np.column_stack([block, *([gaps] if self.indicator else [])])
 
 
 @dataclass(frozen=True)
@@ -384,13 +384,12 @@ class Preparation:
 
     def _find_owners(self, columns: Columns, client: str | None) -> list[Any]:
         """Return whose row each is, if that makes a difference."""
-        owners: list[Any] = [client] * columns.rows
+        owners = np.full(columns.rows, client, dtype=object)
         if not self.by_client:
-            return owners
+            return owners.tolist()
         if client is None and self.client is not None and self.client in columns:
             for name, mine in group_rows(columns[self.client]).items():
-                for row in mine:
-                    owners[row] = name
+                owners[mine] = name
         scaled = (c.by_client for c in self.columns if isinstance(c, NumberColumn))
         known = {name for clients in scaled for name, *_ in clients}
         refuse(
@@ -400,7 +399,7 @@ class Preparation:
                 f"say client=NAME, one of {', '.join(sorted(known)[:12])}."
             ),
         )
-        return owners
+        return owners.tolist()
 
 
 def digest_json(told: Any) -> str:

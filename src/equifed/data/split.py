@@ -46,6 +46,11 @@ def refuse(wrong: Iterable[T], explain: Callable[[T], str]) -> None:
         raise DataError(explain(first))
 
 
+def refuse_any(*checks: tuple[Any, str]) -> None:
+    """Raise a :class:`DataError` with the message of the first check that found something wrong."""
+    refuse((message for wrong, message in checks if wrong), str)
+
+
 def refuse_twice(names: Sequence[Hashable], message: str) -> None:
     """Refuse names of which one occurs twice; ``{!r}`` in the message is that one."""
     if len(set(names)) < len(names):
@@ -139,29 +144,26 @@ class Split:
 
     def check(self, label: str, names: Sequence[str], classes: int | None) -> None:
         """Refuse a wrong number of clients, an empty one, NaN, infinities and illegal targets."""
-        if len(self.sizes) != len(names):
-            raise DataError(
-                f"The {label} split has {len(self.sizes)} clients, but there are "
-                f"{len(names)} client names; give one name per client."
-            )
-        empty = np.flatnonzero(self.sizes == 0)
+        empty, labels = np.flatnonzero(self.sizes == 0), self.targets.dtype == TOKENS
+        refuse_any(
+            (len(self.sizes) != len(names), f"The {label} split has {len(self.sizes)} clients, but "
+             f"there are {len(names)} client names; give one name per client."),
+            (classes is None and labels, f"The {label} targets are integers but classes is None; "
+             "give classes=K for classification, or convert the targets to float for regression."),
+            (classes is not None and not labels, f"The {label} targets must be int64 labels, got "
+             f"{self.targets.dtype}; convert them, or give classes=None for regression."),
+        )  # fmt: skip
         if label == "train" and len(empty):
             raise DataError(
                 f"Client {names[empty[0]]!r} has no training samples{_others(len(empty) - 1)}; "
                 "remove it or give it samples."
             )
         self._check_finite(f"{label} features", self.inputs, names)
+        self._check_finite(f"{label} targets", self.targets, names)
         if self.inputs.dtype == TOKENS:
-            self._check_tokens(label, names)
+            self._check_range(f"{label} tokens", self.inputs, None, names)
         if classes is not None:
-            self._check_labels(label, names, classes)
-        elif self.targets.dtype in FLOATS:
-            self._check_finite(f"{label} targets", self.targets, names)
-        else:
-            raise DataError(
-                f"The {label} targets are integers but classes is None; give classes=K for "
-                "classification, or convert the targets to float for regression."
-            )
+            self._check_range(f"{label} labels", self.targets, classes, names)
 
     def check_like(self, label: str, train: Split) -> None:
         """Refuse a held-out split whose shape or dtype is not that of the training split."""
@@ -191,28 +193,16 @@ class Split:
             f"({count} row(s) affected){others}; remove or impute these rows."
         )
 
-    def _check_tokens(self, label: str, names: Sequence[str]) -> None:
-        bad = np.flatnonzero((self.inputs.reshape(len(self), -1) < 0).any(1))
-        refuse(
-            bad,
-            lambda row: (
-                f"Client {self._whose(bad, names)[0]!r}: {label} tokens must be at least "
-                f"0, got {self.inputs[row].min()}."
-            ),
-        )
-
-    def _check_labels(self, label: str, names: Sequence[str], classes: int) -> None:
-        if self.targets.dtype != TOKENS:
-            raise DataError(
-                f"The {label} targets must be int64 labels 0..{classes - 1}, got "
-                f"{self.targets.dtype}; convert them, or give classes=None for regression."
-            )
-        bad = np.flatnonzero((self.targets < 0) | (self.targets >= classes))
+    def _check_range(self, what: str, array: Array, end: int | None, names: Sequence[str]) -> None:
+        """Refuse whole numbers below 0, and from ``end`` on."""
+        wrong = array < 0 if end is None else (array < 0) | (array >= end)
+        bad = np.unique(np.nonzero(wrong)[0])
         if len(bad):
             owner, count, others = self._whose(bad, names)
+            legal = "be at least 0" if end is None else f"lie in 0..{end - 1}"
             raise DataError(
-                f"Client {owner!r}: {label} labels must lie in 0..{classes - 1}, got "
-                f"{self.targets[bad[0]]} ({count} row(s)){others}; relabel them or raise classes."
+                f"Client {owner!r}: {what} must {legal}, got {array[wrong][0]} ({count} row(s))"
+                f"{others}; correct them, or classes."
             )
 
     def _whose(self, rows: Rows, names: Sequence[str]) -> tuple[str, int, str]:
@@ -240,32 +230,26 @@ def check_names(names: Any, classes: int | None, class_names: tuple[str, ...]) -
     if not (isinstance(names, tuple) and names and all(isinstance(n, str) and n for n in names)):
         raise DataError(f"Client names must be a non-empty tuple of texts, got {names!r:.200}.")
     refuse_twice(names, "Client names must differ, got {!r} more than once.")
-    check_classes(classes)
-    if classes is not None and classes > MOST_CLASSES:
-        raise DataError(
-            f"There would be {classes} classes, and a model output for each; at most "
-            f"{MOST_CLASSES} are possible: relabel them 0..K - 1."
-        )
-    if class_names and len(class_names) != (classes or 0):
-        raise DataError(f"There are {classes} classes but {len(class_names)} class names.")
-
-
-def check_classes(classes: Any) -> None:
-    """Refuse a number of classes that is none."""
-    whole = isinstance(classes, int | np.integer) and not isinstance(classes, bool)
-    if classes is not None and (not whole or classes < 1):
-        raise DataError(f"classes must be a whole number of at least 1 or None, got {classes!r}.")
+    check_task(None, classes)
+    refuse_any(
+        ((classes or 0) > MOST_CLASSES, f"There would be {classes} classes, and a model output for "
+         f"each; at most {MOST_CLASSES} are possible: relabel them 0..K - 1."),
+        (class_names and len(class_names) != (classes or 0), f"There are {classes} classes but "
+         f"{len(class_names)} class names."),
+    )  # fmt: skip
 
 
 def check_task(task: str | None, classes: Any) -> None:
-    """Refuse a task that there is not, and a number of classes for a regression."""
-    if task is not None and task not in get_args(Task):
-        raise DataError(f"task must be 'classification' or 'regression', got {task!r}.")
-    if task == "regression" and classes is not None:
-        raise DataError(
-            f"task='regression' has no classes, got classes={classes!r}; leave one of them out."
-        )
-    check_classes(classes)
+    """Refuse a task that there is not, and a number of classes that is none."""
+    whole = isinstance(classes, int | np.integer) and not isinstance(classes, bool)
+    refuse_any(
+        (task is not None and task not in get_args(Task), "task must be 'classification' or "
+         f"'regression', got {task!r}."),
+        (task == "regression" and classes is not None, "task='regression' has no classes, got "
+         f"classes={classes!r}; leave one of them out."),
+        (classes is not None and (not whole or classes < 1), "classes must be a whole number of at "
+         f"least 1 or None, got {classes!r}."),
+    )  # fmt: skip
 
 
 def ask_task(where: str, distinct: Sequence[Any], more: str = "") -> None:
@@ -396,31 +380,24 @@ def _check_layout(inputs: Any, targets: Any, offsets: Any) -> None:
         (what for what, array in given.items() if not isinstance(array, np.ndarray)),
         lambda k: f"Split {k} must be a NumPy array, got {type(given[k]).__name__}.",
     )
-    samples = [(what, given[what]) for what in ("inputs", "targets")]
+    kinds = {"inputs": (*FLOATS, TOKENS), "targets": (*FLOATS, TOKENS), "offsets": (TOKENS,)}
     refuse(
-        ((what, a) for what, a in samples if a.ndim == 0 or a.dtype not in (*FLOATS, TOKENS)),
-        lambda wrong: (
-            f"Split {wrong[0]} must be an array of float32, float64 or int64 with one "
-            f"row per sample, got {wrong[1].dtype} of shape {wrong[1].shape}; convert with astype."
+        (k for k, array in given.items() if array.ndim == 0 or array.dtype not in kinds[k]),
+        lambda k: (
+            f"Split {k} must be an array of {', '.join(map(str, kinds[k]))} with one row per "
+            f"sample, got {given[k].dtype} of shape {given[k].shape}; convert with astype."
         ),
     )
-    if len(inputs) != len(targets):
-        raise DataError(f"Split has {len(inputs)} rows of inputs but {len(targets)} targets.")
-    if targets.ndim > 2 or (targets.dtype == TOKENS and targets.ndim != 1):
-        raise DataError(
-            "Split targets must have shape (samples,), or (samples, k) for regression, "
-            f"got {targets.dtype} of shape {targets.shape}."
-        )
-    if offsets.dtype != TOKENS or offsets.ndim != 1 or len(offsets) < 2:
-        raise DataError(
-            "Split offsets must be int64 of shape (clients + 1,), "
-            f"got {offsets.dtype} of shape {offsets.shape}."
-        )
-    if offsets[0] != 0 or offsets[-1] != len(inputs) or (np.diff(offsets) < 0).any():
-        raise DataError(
-            f"Split offsets must rise from 0 to the {len(inputs)} rows, "
-            f"got {offsets[0]}..{offsets[-1]}."
-        )
+    rising = len(offsets) > 1 and not (np.diff(offsets) < 0).any() and offsets[0] == 0
+    refuse_any(
+        (len(inputs) != len(targets), f"Split has {len(inputs)} rows of inputs but {len(targets)} "
+         "targets."),
+        (targets.ndim > 2 or (targets.dtype == TOKENS and targets.ndim != 1), "Split targets must "
+         "have shape (samples,), or (samples, k) for regression, "
+         f"got {targets.dtype} of shape {targets.shape}."),
+        (offsets.ndim != 1 or not rising or offsets[-1] != len(inputs), "Split offsets must rise "
+         f"from 0 to the {len(inputs)} rows, one more than clients, got {offsets!r:.60}."),
+    )  # fmt: skip
 
 
 def _offsets(parts: Sequence[Array]) -> Rows:

@@ -25,7 +25,6 @@ from equifed.data.fit import ask_kinds, combine_targets, describe_target, fit_pr
 from equifed.data.infer import find_misused_groups, find_numbered_rows, refuse_single_rows
 from equifed.data.preparation import Preparation, Prepare, Target
 from equifed.data.split import (
-    Array,
     DataError,
     DataWarning,
     Holdout,
@@ -36,6 +35,7 @@ from equifed.data.split import (
     divide_groups,
     list_owners,
     refuse,
+    refuse_any,
     refuse_twice,
 )
 
@@ -60,13 +60,13 @@ class TableRequest:
 
     def __post_init__(self) -> None:
         check_task(self.task, self.classes)
-        if self.split is not None and self.holdout.wanted:
-            raise DataError(
-                f"Column {self.split!r} says which split a row is in; leave out the test and "
-                "validation fractions, or that column."
-            )
-        if self.group is not None and self.split is None and not self.holdout.wanted:
-            raise DataError("group= tells how to hold out rows; give test= a fraction.")
+        held = self.holdout.wanted
+        refuse_any(
+            (self.split is not None and held, f"Column {self.split!r} says which split a row is "
+             "in; leave out the test and validation fractions, or that column."),
+            (self.group is not None and self.split is None and not held, "group= tells how to hold "
+             "out rows; give test= a fraction."),
+        )  # fmt: skip
 
     @property
     def dividing(self) -> list[str]:
@@ -116,8 +116,7 @@ def choose_features(columns: Columns, request: TableRequest) -> list[str]:
     rest = [c for c in columns if c not in special]
     wanted = rest if request.features is None else [str(c) for c in request.features]
     listed = [] if coded == "auto" else list(coded)
-    named = [*special, *wanted, *listed, *([] if request.groups is None else [request.groups])]
-    refuse_absent(named, columns)
+    refuse_absent([*special, *wanted, *listed, request.groups or client], columns)
     if not wanted:
         raise DataError("The table has no feature columns besides client, target and split.")
     used = [*special, *(c for c in wanted if c != client)]  # the client's name may be a feature
@@ -134,89 +133,81 @@ def keep_rows(
     columns: Columns, wanted: list[str], request: TableRequest
 ) -> tuple[Columns, Rows, list[str]]:
     """Return the rows that can be used, their numbers in the table, and what was left out."""
-    rule, told = request.prepare.missing, []
-    lacking = {c: np.array([v is None for v in columns[c]], dtype=bool) for c in columns}
+    rule, client, told = request.prepare.missing, request.client, []
+    gaps = {c: np.flatnonzero([v is None for v in columns[c]]) for c in columns}
     refuse(
-        (name for name in request.dividing if lacking[name].any()),
+        (name for name in request.dividing if len(gaps[name])),
         lambda name: (
-            f"Column {name!r} lacks a value in {lacking[name].sum()} row(s), the first is "
-            f"row {lacking[name].argmax() + 1}; it tells how rows are divided: fill it in or leave "
-            "these rows out."
+            f"Column {name!r} lacks a value in {len(gaps[name])} row(s), the first is row "
+            f"{gaps[name][0] + 1}; it tells how rows are divided: fill it in or leave these rows "
+            "out."
         ),
     )
-    needed = [request.client, request.target, *(wanted if rule in ("error", "drop") else [])]
-    if rule == "error":
-        _refuse_gaps(columns, needed, lacking)
+    needed = [client, request.target, *(wanted if rule in ("error", "drop") else [])]
+    for column in needed if rule == "error" else ():
+        whose = [columns[client][r] for r in gaps[column]]
+        if whose:
+            raise DataError(
+                f"Client {str(whose[0])!r}: column {column!r} lacks a value in "
+                f"{whose.count(whose[0])} row(s), the first is row {gaps[column][0] + 1} (NA, "
+                "none, null, ? and nan mean that, too); impute them or give missing='indicator', "
+                "'mean' or 'drop'."
+            )
     for name in needed[:2]:
-        if lacking[name].any():
-            told.append(f"{lacking[name].sum()} row(s) without a value in {name!r} are left out")
-    gaps = np.any([lacking[c] for c in needed], axis=0)
-    if rule == "drop" and gaps.any():
-        told = [f"{gaps.sum()} of {len(gaps)} rows lack a value and are left out"]
-    keep = np.flatnonzero(~gaps)
+        if len(gaps[name]):
+            told.append(f"{len(gaps[name])} row(s) without a value in {name!r} are left out")
+    lacking = np.unique(np.concatenate([gaps[c] for c in needed]))
+    if rule == "drop" and len(lacking):
+        told = [f"{len(lacking)} of {columns.rows} rows lack a value and are left out"]
+    keep = np.setdiff1d(np.arange(columns.rows), lacking)
     if not len(keep):
         raise DataError("No row of the table has all values; leave out columns that lack them.")
-    kept, client = columns.take(keep), request.client
+    kept = columns.take(keep)
     lost = {str(v) for v in columns[client] if v is not None} - {str(v) for v in kept[client]}
     if lost:
         told.append(f"client(s) {', '.join(sorted(lost)[:5])} have no row left")
     return kept, keep + 1, told
 
 
-def _refuse_gaps(columns: Columns, needed: Sequence[str], lacking: Mapping[str, Array]) -> None:
-    for column in needed:
-        if lacking[column].any():
-            first, client = int(lacking[column].argmax()), columns[needed[0]]
-            owner = type(client[first]), client[first]
-            rows = np.flatnonzero(lacking[column])
-            raise DataError(
-                f"Client {str(owner[1])!r}: column {column!r} lacks a value in "
-                f"{sum((type(client[r]), client[r]) == owner for r in rows)} row(s), the first is "
-                f"row {first + 1} (NA, none, null, ? and nan mean that, too); impute them or give "
-                "missing='indicator', 'mean', 'median' or 'drop'."
-            )
-
-
 def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequest) -> Labels:
     """Return the split that each row belongs to."""
-    holdout, group = request.holdout, request.group
+    group, split = request.group, request.split
     groups = {} if group is None else group_rows(columns[group], "The groups")
-    if request.split is not None:
-        part = np.array([str(v) for v in columns[request.split]])
-        refuse(
-            sorted(set(part.tolist()) - {"train", "validation", "test"}),
-            lambda word: (
-                f"Column {request.split!r} must say train, validation or test, got {word!r}."
-            ),
-        )
-        refuse(
-            (name for name, rows in groups.items() if len(set(part[rows].tolist())) > 1),
-            lambda name: (
-                f"Group {name!r} of column {group!r} has rows in several splits; put all "
-                "of them into one, or leave group out."
-            ),
-        )
-        return part
-    if group is not None:
-        return divide_groups(owners, groups, holdout)
-    return divide_at_random(owners, holdout)
+    if split is None:
+        if group is None:
+            return divide_at_random(owners, request.holdout)
+        return divide_groups(owners, groups, request.holdout)
+    part = np.array([str(v) for v in columns[split]])
+    refuse(
+        sorted(set(part.tolist()) - {"train", "validation", "test"}),
+        lambda word: f"Column {split!r} must say train, validation or test, got {word!r}.",
+    )
+    refuse(
+        (name for name, rows in groups.items() if len(set(part[rows].tolist())) > 1),
+        lambda name: (
+            f"Group {name!r} of column {group!r} has rows in several splits; put all of them into "
+            "one, or leave group out."
+        ),
+    )
+    return part
 
 
 def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
     """Name the clients with rows enough, but none held out: groups that are too large."""
-    told = []
-    for k, label in enumerate(("validation", "test")):
-        lacking = [
+    lacking = {
+        label: [
             name
             for name, rows in owners.items()
             if holdout.counts(len(rows))[k] and label not in part[rows]
         ]
-        if lacking:
-            told.append(
-                f"client(s) {_shorten(lacking)} have no {label} rows: their rows of one group "
-                "are too many to hold some out"
-            )
-    return told
+        for k, label in enumerate(("validation", "test"))
+    }
+    return [
+        f"client(s) {_shorten(names)} have no {label} rows: their rows of one group are too many "
+        "to hold some out"
+        for label, names in lacking.items()
+        if names
+    ]
 
 
 def find_duplicates(
@@ -227,10 +218,8 @@ def find_duplicates(
     ``numbers`` are the rows as the user counts them.
     """
     keys: list[Hashable] = list(zip(*cells, strict=True))
-    trained: dict[Hashable, int] = {}
     try:
-        for row in np.flatnonzero(part == "train").tolist():
-            trained.setdefault(keys[row], row)
+        trained = {keys[row]: row for row in np.flatnonzero(part == "train")[::-1].tolist()}
         held = [r for r in np.flatnonzero(part != "train").tolist() if keys[r] in trained]
     except TypeError:  # a list in a cell, say: preparing the rows says whose
         return []
@@ -271,17 +260,13 @@ def prepare_clients(
     target, classes = fitted.target.name, fitted.target.classes
     used = {*(column.name for column in fitted.columns), target, groups or target}
     held: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
-    for label, samples in held.items():
-        for client, mine in owners.items():
-            rows = mine[part[mine] == label]
-            if not len(rows):
-                continue
-            cells = columns.take(rows, used)
+    for client, mine in owners.items():
+        for label in dict.fromkeys(part[mine].tolist()):
+            cells = columns.take(mine[part[mine] == label], used)
             with naming(client):
-                features = fitted.apply(cells, client)
-                samples[client] = features, fitted.target.encode(cells[target])
-            if groups is not None:
-                samples[client] += ([UNKNOWN if g is None else g for g in cells[groups]],)
+                pair = fitted.apply(cells, client), fitted.target.encode(cells[target])
+            told = [] if groups is None else [UNKNOWN if g is None else g for g in cells[groups]]
+            held[label][client] = pair if groups is None else (*pair, told)
     refuse(
         (client for client in owners if client not in held["train"]),
         lambda client: (
