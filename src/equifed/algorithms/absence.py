@@ -25,7 +25,7 @@ from equifed.contract.absence import (
 )
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
-from equifed.objectives.base import Objective, SaddleObjective
+from equifed.objectives.base import Adapted, Objective, SaddleObjective
 
 __all__ = ["PATIENCE", "Among", "Everyone", "call_roll", "over_members", "rounds_of_patience"]
 
@@ -131,9 +131,7 @@ class Everyone(ClientsView):
 
     def over(self, clients: Clients) -> Everyone:
         """Return the same roll for others who stand for everybody."""
-        part: Any = object.__new__(type(self))
-        part.__dict__ = dict(vars(self), behind=clients)
-        return part  # type: ignore[no-any-return]
+        return self._of(clients)
 
     def snapshot(
         self,
@@ -168,39 +166,29 @@ class Everyone(ClientsView):
         return carry_over(self._losses, self.index, numbers, len(self.names))
 
     def previous(self, losses: Losses) -> Losses:
-        """Return the losses of the last round; the present ones of those who were away then.
-
-        A change over several rounds is no slope. Before the first round all are the present ones.
-        """
-        if self._losses is None:
-            return losses
-        before = self._before
-        return self._losses if before is None else np.where(before == 0, self._losses, losses)
+        """Return the losses of the last round; the present ones of those who were away then."""
+        if self._losses is None or self._before is None:
+            return losses if self._losses is None else self._losses
+        return np.where(self._before == 0, self._losses, losses)  # longer changes are no slope
 
     def estimate(
         self, here: Index, x: Vector, stream: Stream, batch_size: int | None
     ) -> tuple[Losses, Losses]:
-        """Return the last known losses of all, and an estimate of all by those who were asked.
+        """Return the last known losses of all, and an estimate of all whose mean is right.
 
-        ``here`` are those who might have been asked: the others keep their last known losses.
+        Those who were asked stand for all who are ``here``; the others keep their last.
         """
         known = self.losses(x, stream, batch_size)
-        out = known.copy()
-        out[here] = 0
-        out[self.index] = len(here) / len(self.index) * known[self.index]  # the mean is right
-        return known, out
+        estimate = known.copy()
+        estimate[here] = 0
+        estimate[self.index] = len(here) / len(self.index) * known[self.index]
+        return known, estimate
 
     @override
     def local_steps(
-        self,
-        x: Vector,
-        local: LocalSGD,
-        stream: Stream,
-        *,
-        control: ClientVectors | None = None,
-        target: Vector | None = None,
-        slopes: Weights | None = None,
-    ) -> Moved:
+        self, x: Vector, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
+        target: Vector | None = None, slopes: Weights | None = None,
+    ) -> Moved:  # fmt: skip
         given = None if slopes is None else slopes[self.index]
         work = local.work()
         moved = super().local_steps(x, work, stream, control=control, target=target, slopes=given)
@@ -274,7 +262,7 @@ def over_members(objective: Any, away: Index | None, limit: float) -> tuple[Any,
 
 
 @dataclass(frozen=True)
-class Among(SaddleObjective):
+class Among(Adapted):
     """Another objective, over its ``members`` alone; the other clients have weight zero.
 
     Parameters
@@ -291,74 +279,53 @@ class Among(SaddleObjective):
     array([0., 0., 1.])
     """
 
-    objective: Objective
+    objective: Any
     members: tuple[int, ...]
+
+    @property
+    @override
+    def inner(self) -> SaddleObjective:
+        return self.objective  # type: ignore[no-any-return]
 
     @override
     def value(self, losses: Losses) -> float:
-        return self.objective.value(losses[self._here])
+        return self.inner.value(losses[self._here])
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        return self._everyone(self.objective.weights(losses[self._here]), losses.size)
+        return scatter(self.inner.weights(losses[self._here]), self._here, losses.size)
 
     @override
     def penalty(self, weights: Weights) -> float:
-        return self._saddle.penalty(weights[self._here])
+        return self.inner.penalty(weights[self._here])
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        return self._everyone(self._saddle.prox(point[self._here], step), point.size)
+        return scatter(self.inner.prox(point[self._here], step), self._here, point.size)
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
-        here = self._here
-        old = weights[here]
+        here, old = self._here, weights[self._here]
         if not old.any():  # all weight was with clients that do not count now
-            old = self._saddle.start(len(here))
-        return self._everyone(self._saddle.mirror(old, losses[here], step), losses.size)
+            old = self.inner.start(len(here))
+        return scatter(self.inner.mirror(old, losses[here], step), here, losses.size)
 
     @override
     def start(self, n: int) -> Weights:
-        return self._everyone(self._saddle.start(len(self.members)), n)
+        return scatter(self.inner.start(len(self.members)), self._here, n)
 
     @override
     def strong_convexity(self, n: int) -> float:
-        return self._saddle.strong_convexity(len(self.members))
+        return self.inner.strong_convexity(len(self.members))
 
     @override
     def l1_norm(self, n: int) -> float:
-        return self._saddle.l1_norm(len(self.members))
+        return self.inner.l1_norm(len(self.members))
 
     @override
     def penalty_gradient(self, weights: Weights) -> Weights:
-        return self._everyone(self._saddle.penalty_gradient(weights[self._here]), weights.size)
+        return scatter(self.inner.penalty_gradient(weights[self._here]), self._here, weights.size)
 
     @property
-    @override
-    def is_smooth(self) -> bool:
-        return self._saddle.is_smooth
-
-    @property
-    @override
-    def is_entropic(self) -> bool:
-        return self._saddle.is_entropic
-
-    @property
-    @override
-    def unfit(self) -> str | None:
-        return self._saddle.unfit
-
-    @property
-    def _here(self) -> list[int]:
-        return list(self.members)
-
-    @property
-    def _saddle(self) -> SaddleObjective:
-        assert isinstance(self.objective, SaddleObjective)
-        return self.objective
-
-    def _everyone(self, weights: Weights, n: int) -> Weights:
-        out = np.zeros(n)
-        out[self._here] = weights
-        return out
+    def _here(self) -> Index:
+        return np.array(self.members)
