@@ -37,8 +37,8 @@ from equifed.algorithms.shelf.fedeba import FedEBA as FedEBA
 from equifed.algorithms.shelf.gradient_conflicts import FedFV as FedFV
 from equifed.algorithms.shelf.gradient_conflicts import FedMGDA as FedMGDA
 from equifed.algorithms.shelf.gradient_conflicts import UPGrad as UPGrad
-from equifed.algorithms.shelf.lr_decay import Paced as Paced
-from equifed.algorithms.shelf.normalised import Normalised as Normalised
+from equifed.algorithms.shelf.local_work import Normalised as Normalised
+from equifed.algorithms.shelf.local_work import Paced as Paced
 from equifed.contract.local import LocalSGD as LocalSGD
 from equifed.data.federation import Federation as Federation
 from equifed.datasets.registry import load as load

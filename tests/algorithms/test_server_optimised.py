@@ -101,29 +101,17 @@ def test_training_puts_it_inside_safeguard_and_proofs() -> None:
     assert all(r.numbers["gap"] >= 0 for r in history.rounds)
 
 
-def test_the_pace_is_the_product_of_warm_up_and_decay() -> None:
+def test_the_pace_is_decay_by_steps() -> None:
     """Every round equals one of FedAvg with that step size."""
-    clients, paced = PROBLEM.clients(), Paced(FedAvg(WORK), warmup=3, decay=0.5, floor=0.2)
+    clients, paced = PROBLEM.clients(), Paced(FedAvg(WORK), decay=0.5, every=2)
     x = torch.as_tensor(start(PROBLEM))
     state = paced.init(clients, x)
-    for t, factor in enumerate([1 / 3, 2 / 3 * 0.5, 0.25, 0.2, 0.2], 1):
+    for t, factor in enumerate([1, 1, 0.25, 0.25, 0.0625], 1):
         stream = Stream(0).at("round", t)
         single = FedAvg(replace(WORK, lr=WORK.lr * factor))
         x = single.round(single.init(clients, x), clients, stream)[0].x
         state, _ = paced.round(state, clients, stream)
         np.testing.assert_allclose(state.x, x, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("kind", ["exponential", "last"])
-def test_other_means_of_models(kind: str) -> None:
-    clients, count = PROBLEM.clients(), 7
-    models = [rounds(FedAvg(WORK), clients, start(PROBLEM), t)[0].x.numpy() for t in range(1, 8)]
-    made = Averaged(FedAvg(WORK), exponential=0.7) if kind == "exponential" else None
-    algorithm = made or Averaged(FedAvg(WORK), last=3)
-    state, _ = rounds(algorithm, clients, start(PROBLEM), count)
-    share = 0.7 ** np.arange(count)[::-1] if made else np.array([0, 0, 0, 0, 1, 1, 1])
-    mean = share / share.sum() @ np.array(models)
-    np.testing.assert_allclose(algorithm.model(state), mean, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +125,7 @@ def test_other_means_of_models(kind: str) -> None:
         (lambda: ServerOptimised(ScaffPD(CVaR(0.5)).wrapped()), "Safeguarded goes around"),
         (lambda: Paced(ScaffPD(CVaR(0.5))), "follows its schedule"),
         (lambda: Paced(FedAvg(WORK), decay=0.0), r"decay must lie in \(0, 1\]"),
-        (lambda: Paced(FedAvg(WORK), warmup=-1), "at least 0 rounds"),
-        (lambda: Paced(FedAvg(WORK), floor=2.0), r"floor must lie in \[0, 1\]"),
-        (lambda: Averaged(FedAvg(WORK), exponential=1.0), r"in \(0, 1\), got 1"),
-        (lambda: Averaged(FedAvg(WORK), last=0), "whole number of models, at least 1, got 0"),
-        (lambda: Averaged(FedAvg(WORK), last=2.5), "whole number of models, at least 1, got 2.5"),  # type: ignore[arg-type]
-        (lambda: Averaged(FedAvg(WORK), exponential=0.5, last=2), "not both"),
+        (lambda: Paced(FedAvg(WORK), every=0), "at least 1 round"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, message: str) -> None:

@@ -10,7 +10,6 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from equifed.algorithms.around import Averaged
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.qfedavg import QFedAvg
@@ -18,7 +17,7 @@ from equifed.algorithms.reweighted import tilted_erm
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.server_optimised import ServerOptimised
-from equifed.algorithms.shelf.lr_decay import Paced
+from equifed.algorithms.shelf.local_work import Paced
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.objectives import Average, ChiSquare, CVaR, Entropic, RelativeFairness
@@ -45,9 +44,7 @@ OTHER = {
 }
 
 MORE: dict[str, AnyAlgorithm] = {
-    "averaged/exponential": Averaged(FedAvg(EPOCHS), exponential=0.9),
-    "averaged/last": Averaged(FedAvg(EPOCHS), last=3),
-    "paced/both": Paced(FedAvg(EPOCHS), warmup=3, decay=0.9, floor=0.5),
+    "paced/stairs": Paced(FedAvg(EPOCHS), decay=0.9, every=2),
     "server-optimised/adam": ServerOptimised(FedAvg(EPOCHS), "adam"),
     "server-optimised/yogi": ServerOptimised(DRFA(STEPS, clients_per_round=3), "yogi", 0.05),
     "drfa/average": DRFA(STEPS, 0.02, clients_per_round=3, output="average"),

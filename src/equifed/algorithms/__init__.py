@@ -23,9 +23,7 @@ from equifed.algorithms.shelf.feddg_ga import FedDGGA
 from equifed.algorithms.shelf.feddyn import DRDM, FedDyn
 from equifed.algorithms.shelf.fedeba import FedEBA
 from equifed.algorithms.shelf.gradient_conflicts import FedFV, FedMGDA, UPGrad
-from equifed.algorithms.shelf.lr_decay import Paced
-from equifed.algorithms.shelf.normalised import Normalised
-from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
+from equifed.algorithms.shelf.local_work import Normalised, Paced
 from equifed.contract import AnyAlgorithm, Info
 from equifed.contract.algorithm import Algorithm
 
@@ -62,11 +60,9 @@ __all__ = [
     "ServerOptimised",
     "UPGrad",
     "client_weights",
-    "drfa_by_theory",
     "fedprox",
     "propfair",
     "qfedsgd",
-    "rfedfair_by_theory",
     "semi_vred",
     "tilted_erm",
     "with_measured_step",

@@ -115,35 +115,24 @@ class Accelerated(Wrapper):
         inner, info = self.algorithm.round(state.inner, clients, stream)
         known = clients.curvature() if state.curvature is None else state.curvature
         before, after = inner_state(state.inner), inner_state(inner)
-        gap = gap_of_round(info, known)
+        gap, here = gap_of_round(info, known), State(inner, pause=state.pause, curvature=known)
         if gap is None or not self._may_jump(before, after, info):
-            return State(inner, pause=state.pause, curvature=known), info
-        after_jump = self._after(state, before, after, inner, info, gap)
-        return replace(after_jump, curvature=known), info
-
-    def _after(
-        self, state: State, before: Any, after: Any, inner: Any, info: Info, gap: float
-    ) -> State:
-        """Return the state after a round that proved a gap, and after a jump if there is one."""
-        if state.gap is not None and not gap <= WORSE * state.gap:
-            return self._give_up(state, inner, gap)
+            return here, info
+        here = replace(here, gap=gap, wait=state.wait)
+        if state.gap is not None and not gap <= WORSE * state.gap:  # forget the last rounds
+            if state.plain is None:
+                return here, info
+            back, longer = with_inner_state(inner, state.plain), min(2 * state.pause, LONGEST)
+            return replace(here, inner=back, gap=state.gap, wait=state.pause, pause=longer), info
         points = _remember(state.points, before, self.memory)
         images = _remember(state.images, after, self.memory)
         pause = state.pause if state.plain is None else 1
-        here = State(inner, points, images, None, gap, max(0, state.wait - 1), pause)
-        if state.wait > 0 or len(points) < 3:
-            return here
-        jumped = self._jump(points, images, after, info)
-        if jumped is None:
-            return here
-        return replace(here, inner=with_inner_state(inner, jumped), plain=after)
-
-    def _give_up(self, state: State, inner: Any, gap: float) -> State:
-        """Forget the last rounds, since the gap has grown; take the jump back if it did that."""
-        if state.plain is None:
-            return State(inner, gap=gap, wait=state.wait, pause=state.pause)
-        back, longer = with_inner_state(inner, state.plain), min(2 * state.pause, LONGEST)
-        return State(back, gap=state.gap, wait=state.pause, pause=longer)
+        here = replace(here, points=points, images=images, wait=max(0, state.wait - 1), pause=pause)
+        if state.wait == 0 and len(points) >= 3:
+            jumped = self._jump(points, images, after, info)
+            if jumped is not None:
+                here = replace(here, inner=with_inner_state(inner, jumped), plain=after)
+        return here, info
 
     def _may_jump(self, before: Any, after: Any, info: Info) -> bool:
         """Tell whether a round was a map of what it began with, with sizes that may be judged."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from equifed.algorithms.absence import over_members, rounds_of_patience
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector, Weights
@@ -202,8 +201,6 @@ class AveragedState(WrapperState):
     mean: Vector
     weights: Weights | None = None  # None before the first round
     rounds: int = 0
-    models: tuple[Vector, ...] = ()  # the last ones, where their number is given
-    duals: tuple[Weights, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,28 +225,14 @@ class Averaged(Wrapper):
         Any; other wrappers may be inside or outside.
     decay : float
         :math:`\eta`, at least 0.
-    exponential : float, optional
-        In place of the polynomial: round s of t counts as this number to the power t - s, in
-        (0, 1). About the last 1/(1 - exponential) rounds matter.
-    last : int, optional
-        In place of both: the plain mean of the last so many models, which the state then holds
-        (stochastic weight averaging, Izmailov et al. 2018).
     """
 
     algorithm: AnyAlgorithm
     decay: float = 3.0
-    exponential: float | None = None
-    last: int | None = None
 
     def __post_init__(self) -> None:
         if not self.decay >= 0:
             raise ValueError(f"decay must be at least 0, got {self.decay}; 0 is the plain mean.")
-        if self.exponential is not None and not 0 < self.exponential < 1:
-            raise ValueError(f"exponential must lie in (0, 1), got {self.exponential}.")
-        if self.last is not None and not (isinstance(self.last, int) and self.last >= 1):
-            raise ValueError(f"last must be a whole number of models, at least 1, got {self.last}.")
-        if self.exponential is not None and self.last is not None:
-            raise ValueError("Averaged takes exponential or last, not both.")
 
     def init(self, clients: Clients, x: Vector) -> AveragedState:
         """Return the state before the first round."""
@@ -261,14 +244,7 @@ class Averaged(Wrapper):
         """Return the state after one round of the algorithm, which counts in the mean."""
         inner, info = self.algorithm.round(state.inner, clients, stream)
         t = state.rounds + 1
-        if self.last is not None:
-            models = (*state.models, inner.x)[-self.last :]
-            duals = (*state.duals, info.weights)[-self.last :]
-            x = torch.stack(models).mean(dim=0)
-            return AveragedState(inner, x, np.mean(duals, axis=0), t, models, duals), info
         share = share_of_latest(t, self.decay)
-        if self.exponential is not None:
-            share = (1 - self.exponential) / (1 - self.exponential**t)
         last = info.weights if state.weights is None else state.weights
         mean = state.mean + share * (inner.x - state.mean)
         return AveragedState(inner, mean, last + share * (info.weights - last), t), info

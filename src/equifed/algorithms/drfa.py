@@ -61,7 +61,8 @@ class DRFA:
     local : LocalSGD
         tau steps of size eta; 10 of size 0.1 in the paper's experiments (Section 6).
     dual_step : float
-        gamma; 0.008 in the paper's experiments. Theorem 1 wants T^(-5/8) for T local steps in all.
+        gamma; 0.008 in the paper's experiments. For T local steps in all Theorem 1 wants T^(-5/8),
+        with tau = T^(1/4) / sqrt(m) and eta = 1 / (4 L sqrt(T)).
     objective, dual
         Set and penalty of the weights; their steps, Euclidean as in the paper or entropic.
     clients_per_round : int, optional
