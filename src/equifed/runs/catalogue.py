@@ -251,10 +251,10 @@ ALGORITHMS = {
     "server-optimised": Entry("equifed.algorithms.server_optimised:ServerOptimised",
         "any of these; the server steps by momentum, Adagrad, Adam or Yogi", "Reddi et al. 2021"),
     "normalised": Entry("equifed.algorithms.shelf.local_work:Normalised",
-        "any of plain local steps; updates divided by their number of steps or their length",
+        "any of plain local steps; updates divided by their number of steps",
         "Wang et al. 2020 (FedNova)"),
     "paced": Entry("equifed.algorithms.shelf.local_work:Paced",
-        "any of these; local steps warm up and decay over the rounds"),
+        "any of these; local steps decay over the rounds"),
     "guarded": Entry("equifed.algorithms.guard:Guarded",
         "any of these; no client leads the others by what it claims"),
 }  # fmt: skip
