@@ -51,7 +51,7 @@ FURTHER = {
         "equifed.models.losses.weigh_classes",
         "equifed.objectives.capped.with_cap",
         "equifed.steps.certificate.certificate",
-        "equifed.steps.smoothness.measured_smoothness",
+        "equifed.steps.automatic.measured_smoothness",
         "equifed.steps.phi.choose_phi",
         "equifed.models.predictor.Predictor",
         "equifed.runs.comparison.Comparison",

@@ -11,7 +11,6 @@ import torch
 from tests.problems import PROBLEMS, start
 
 from equifed.algorithms import FedAvg, QFedAvg, qfedsgd
-from equifed.algorithms.measured_step import with_measured_step
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.datasets import load
@@ -19,6 +18,7 @@ from equifed.engines.in_process import resolve_model
 from equifed.engines.simulate import simulate
 from equifed.objectives import ChiSquare, CVaR
 from equifed.runs import catalogue
+from equifed.steps.automatic import with_measured_step
 
 WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "scaff-pd": {"objective": CVaR(0.5)},

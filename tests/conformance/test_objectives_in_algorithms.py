@@ -17,8 +17,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import Average, Entropic, Objective, Proportional, QFair, Tilted
 from equifed.runs import catalogue
-from equifed.steps.schedule import Problem
-from equifed.steps.schedules import SignedWeightSteps
+from equifed.steps.schedules import Problem, SignedWeightSteps
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.objectives import CVaR
 from equifed.steps.automatic import AutoSizes, AutoSteps
-from equifed.steps.schedule import Problem, WeightChange
+from equifed.steps.schedules import Problem, WeightChange
 
 PROBLEM = least_squares(1, n=4, d=3)
 

@@ -9,7 +9,6 @@ from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.guard import Guarded
-from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred, tilted_erm
 from equifed.algorithms.rfedfair import RFedFair
@@ -26,6 +25,7 @@ from equifed.algorithms.shelf.gradient_conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.shelf.local_work import Normalised, Paced
 from equifed.contract import AnyAlgorithm, Info
 from equifed.contract.algorithm import Algorithm
+from equifed.steps.automatic import with_measured_step
 
 __all__ = [
     "AFL",

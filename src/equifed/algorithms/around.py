@@ -13,7 +13,7 @@ from equifed.algorithms.absence import over_members, rounds_of_patience
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector, Weights
 from equifed.contract.algorithm import GivesWeights, Wrappable
 from equifed.objectives import Average, SaddleObjective
-from equifed.steps.schedule import share_of_latest
+from equifed.steps.schedules import share_of_latest
 
 
 @dataclass(frozen=True)

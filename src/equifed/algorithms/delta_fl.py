@@ -12,6 +12,7 @@ from equifed.contract import Clients, Index, Info, LastModel, Losses, Stream, Ve
 from equifed.contract.absence import check_participation, sample_clients, scatter
 from equifed.contract.local import LocalSGD
 from equifed.objectives.cvar import Average
+from equifed.steps.schedules import epsilon
 
 ROUNDING = 256.0
 """Units in the last place by which a loss may be off: a mean of many samples."""
@@ -125,6 +126,4 @@ def upper_quantile(losses: Losses, mass: Weights, level: float) -> float:
 
 def rounding(loss: float, x: Vector) -> float:
     """Return by how much a loss in the precision of the model x may be off."""
-    import torch
-
-    return ROUNDING * torch.finfo(x.dtype).eps * abs(loss)
+    return ROUNDING * epsilon(x) * abs(loss)

@@ -22,7 +22,7 @@ from equifed.contract.absence import check_participation, sample_clients
 from equifed.contract.local import LocalSGD
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
-from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
+from equifed.steps.schedules import Problem, Schedule, StepSizes, WeightChange
 
 
 @dataclass(frozen=True)

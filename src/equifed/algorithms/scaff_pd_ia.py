@@ -14,7 +14,7 @@ from equifed.objectives import RelativeFairness, WorstCase
 from equifed.objectives.relative_fairness import Side
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.phi import beyond_theory, choose_phi
-from equifed.steps.schedule import Schedule
+from equifed.steps.schedules import Schedule
 
 
 @dataclass(frozen=True)

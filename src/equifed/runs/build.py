@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from equifed.algorithms.guard import guard_algorithm
-from equifed.algorithms.measured_step import with_measured_step
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.evaluation import Evaluator
@@ -50,6 +49,7 @@ from equifed.runs.schema import (
     construct,
     settings,
 )
+from equifed.steps.automatic import with_measured_step
 from equifed.training.events import show_algorithm
 from equifed.training.files import read_sealed
 from equifed.training.final_model import Giver

@@ -309,7 +309,6 @@ SCHEDULES = {
         "measured, adapted and safeguarded; no tuning"),
     "constant": Entry("equifed.steps.schedules:ConstantSteps",
         "the same step sizes in every round"),
-    "given": Entry("equifed.steps.schedules:GivenSteps", "step sizes listed round by round"),
     "theory-accelerated": Entry("equifed.steps.schedules:AcceleratedSteps",
         "strongly convex losses, any penalty", "Yu et al. 2023, Condition 5.1"),
     "theory-linear": Entry("equifed.steps.schedules:LinearRateSteps",

@@ -4,7 +4,6 @@ from equifed.steps.automatic import AutoSteps
 from equifed.steps.schedules import (
     AcceleratedSteps,
     ConstantSteps,
-    GivenSteps,
     LinearRateSteps,
     SignedWeightSteps,
 )
@@ -13,7 +12,6 @@ __all__ = [
     "AcceleratedSteps",
     "AutoSteps",
     "ConstantSteps",
-    "GivenSteps",
     "LinearRateSteps",
     "SignedWeightSteps",
 ]

@@ -10,6 +10,7 @@ import numpy as np
 from equifed.contract import Curvature, Info, Losses, Proof, Vector, Weights
 from equifed.contract.curvature import Inexactness
 from equifed.objectives.base import SaddleObjective
+from equifed.steps.schedules import epsilon
 
 ROUNDING = 8.0
 """Units in the last place by which computed losses are allowed to be off."""
@@ -102,7 +103,7 @@ def certificate(
     value = objective.value(losses)
     bound = float(weights @ losses) - objective.penalty(weights)
     size = max(float(np.abs(weights) @ np.abs(losses)), -value)  # a penalty may be most of it
-    rounding = ROUNDING * float(np.finfo(_dtype(gradient)).eps) * size
+    rounding = ROUNDING * epsilon(gradient) * size
     squared = float(gradient.double() @ gradient.double())
     if inexact is not None:
         bound -= inexact.of_value(weights)
@@ -157,7 +158,7 @@ def certify(
     )
     if isinstance(found, Certificate) and found.uncapped is None:
         best = max(best, value - found.gap)
-    eps = float(np.finfo(_dtype(proof.gradient)).eps)
+    eps = epsilon(proof.gradient)
     size = max(float(np.abs(proof.losses).max()), abs(value))
     gap = max(value - best, 0.0) + ROUNDING * eps * size
     if not math.isfinite(gap):
@@ -178,7 +179,3 @@ def _smallest_value(
     if not math.isfinite(lowest) or signed or np.min(losses) < lowest:
         return -math.inf
     return objective.value(np.full(len(losses), lowest))
-
-
-def _dtype(vector: Vector) -> str:
-    return str(vector.dtype).removeprefix("torch.")

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from equifed.contract import Clients, Losses, Stream, Vector, Weights
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.objectives.base import SaddleObjective
-from equifed.steps.schedule import StepSizes
+from equifed.steps.schedules import StepSizes, epsilon
 
 MetricKind = Literal["auto", "diagonal", "low-rank", "full"]
 
@@ -92,8 +93,6 @@ class Metric:
 
     def with_secant(self, step: Vector, change: Vector, most: int = SECANTS) -> Metric:
         """Return the metric in which a step of the model changes the gradient as it was seen to."""
-        import torch
-
         step, change = step.double(), change.double()
         bend = float(step @ change)
         if not bend > 1e-8 * float(step.norm() * change.norm()):
@@ -162,8 +161,6 @@ def multiply_in_low_rank(
 
 def multiply_exactly(rows: Vector, others: Vector) -> Vector:
     """Return all inner products of rows with a few others, in float64, a few rows at a time."""
-    import torch
-
     return torch.cat([some.double() @ others.T for some in torch.split(rows, PANEL)])
 
 
@@ -204,8 +201,6 @@ def form_metric(
     ``kind`` is a form of the sum, or the rank of an approximation: by one product with a random
     thin matrix, Nystroem's (Frangella, Tropp and Udell 2023).
     """
-    import torch
-
     if not isinstance(kind, int):
         found = clients.curvature_sum(x, weights, kind)
         if isinstance(found, str):
@@ -227,8 +222,6 @@ def form_metric(
 
 def _nystroem(found: CurvatureSum, thin: Vector, diagonal: Vector) -> Metric:
     """Return U diag(values) U' + rest (1 - U U') from one product of the blocks."""
-    import torch
-
     sketch = found.blocks - found.penalty * thin  # without the penalty
     shift = 1e-12 * float(diagonal.sum(dim=-1).max())
     sketch = sketch + shift * thin
@@ -253,8 +246,6 @@ def least_weighted_loss(summed: CurvatureSum, metric: Metric, gradient: Vector) 
     :math:`\delta`; mu is the penalty's, or the smallest eigenvalue of P where that is certain.
     What rounding may have done is added.
     """
-    import torch
-
     c, eps = gradient.double(), float(torch.finfo(gradient.dtype).eps)
     places = summed.places
     if not summed.exact or summed.blocks.dim() != 3:
@@ -277,8 +268,6 @@ def least_weighted_loss(summed: CurvatureSum, metric: Metric, gradient: Vector) 
 
 def _factor(blocks: Vector, lift: float) -> Vector:
     """Return Cholesky factors; what is singular is lifted a little."""
-    import torch
-
     size = blocks.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-300)
     eye = torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
     for _ in range(12):
@@ -291,8 +280,6 @@ def _factor(blocks: Vector, lift: float) -> Vector:
 
 
 def _solve(factor: Vector, columns: Vector, transposed: bool = False) -> Vector:
-    import torch
-
     matrix = factor.mT if transposed else factor
     return cast("Vector", torch.linalg.solve_triangular(matrix, columns, upper=transposed))
 
@@ -454,8 +441,3 @@ class MetricSizes(StepSizes):
 def rounding(x: Vector, value: float) -> float:
     """Return by how much a computed objective may be off."""
     return 8 * epsilon(x) * abs(value) + 1e-300
-
-
-def epsilon(x: Vector) -> float:
-    """Return the distance from 1 to the next number in the model's precision."""
-    return float(np.finfo(str(x.dtype).removeprefix("torch.")).eps)

@@ -15,7 +15,7 @@ import numpy as np
 from equifed.contract import Clients, Curvature, Index, Stream, Vector, Weights
 from equifed.contract.absence import carry_over
 from equifed.objectives.relative_fairness import RelativeFairness
-from equifed.steps.smoothness import hessian_product
+from equifed.steps.automatic import hessian_product
 
 LARGEST_PHI = 0.9
 """Weights grow as 1 / (1 - phi): here the sum of their sizes is 19, at 0.99 it would be 199."""

@@ -1,25 +1,137 @@
-"""Step sizes of SCAFF-PD: constant, given, or from the papers' conditions.
+"""Schedules of step sizes: what one is, constant ones, and those of the papers' conditions.
 
-The automatic ones are in :mod:`equifed.steps.automatic`.
+A schedule yields the step sizes of the first round and turns those of one round into those of the
+next, so that the current ones are part of the algorithm's state and a run can be resumed anywhere.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
+import numpy as np
 
-__all__ = [
-    "AcceleratedSteps",
-    "ConstantSteps",
-    "GivenSteps",
-    "LinearRateSteps",
-    "Schedule",
-    "SignedWeightSteps",
-    "StepSizes",
-]
+from equifed.contract import Clients, ClientVectors, Stream, Vector, Weights
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """Step sizes of one round.
+
+    Parameters
+    ----------
+    primal : float
+        tau, of the model.
+    dual : float
+        sigma, of the weights.
+    extrapolation : float
+        theta, of the losses.
+    local : float, optional
+        eta, of the local steps; None leaves it to the local work.
+    gamma, rate : float, optional
+        Memory of the accelerated schedules: sigma / tau, and how fast it grows.
+    """
+
+    primal: float
+    dual: float
+    extrapolation: float
+    local: float | None = None
+    gamma: float | None = None
+    rate: float | None = None
+
+    def numbers(self) -> dict[str, float]:
+        """Return the step sizes for the round's record."""
+        out = {
+            "primal_step": self.primal,
+            "dual_step": self.dual,
+            "extrapolation": self.extrapolation,
+        }
+        return out if self.local is None else {**out, "local_step": self.local}
+
+    def said(self) -> tuple[str, ...]:
+        """Return what to tell about the choice of these sizes, if they were chosen."""
+        return ()
+
+    def halved(self) -> StepSizes | None:
+        """Return half the step sizes; None where they were chosen by somebody and stay."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a schedule may look at in the first round, after the first gradients."""
+
+    algorithm: Any  # its objective, local and gradient_batch_size
+    clients: Clients
+    x: Vector
+    gradients: ClientVectors
+    stream: Stream
+
+
+@dataclass(frozen=True, eq=False)
+class WeightChange:
+    """How the weights turned in a round, and what shows what that does to the model.
+
+    Parameters
+    ----------
+    change : Weights
+        How far the weights of those present turned.
+    weights : Weights
+        The weights of all.
+    gradients : ClientVectors
+        Gradients of those present.
+    """
+
+    change: Weights
+    weights: Weights
+    gradients: ClientVectors
+
+    def coupling(self) -> float | None:
+        r"""Return :math:`|\sum_i \Delta\lambda_i c_i|^2 / |\Delta\lambda|^2`; None without a turn.
+
+        Where sums are hidden and this one beside the first would show too much, None as well.
+        One more weighted sum of the gradients, in the exchange that asks for their first.
+        """
+        turned = float(self.change @ self.change)
+        if turned <= 1e-24 * float(self.weights @ self.weights):
+            return None
+        if not self.gradients.allows(self.change):
+            return None
+        moved = self.gradients.weighted_sum(self.change)
+        return float(moved @ moved) / turned
+
+
+class Schedule(Protocol):
+    """Step sizes, round after round."""
+
+    def start(self, problem: Problem) -> StepSizes:
+        """Return the step sizes of the first round; may ask the clients."""
+        ...
+
+    def next(self, sizes: StepSizes, turned: WeightChange) -> StepSizes:
+        """Return the step sizes of the round after the one that used ``sizes``."""
+        ...
+
+
+def share_of_latest(t: int, decay: float = 3.0) -> float:
+    r"""Return what the last of t values counts in their mean, in which later ones count more.
+
+    .. math:: \bar x_t = \bar x_{t-1} + \frac{\eta + 1}{t + \eta} (x_t - \bar x_{t-1})
+
+    (polynomial-decay averaging, Shamir and Zhang 2013, Section 4). Value s counts about as
+    :math:`s^\eta`: all alike for 0, those of the last half about 94 % for 3.
+
+    >>> share_of_latest(1), share_of_latest(4, decay=0)
+    (1.0, 0.25)
+    """
+    return (decay + 1) / (t + decay)
+
+
+def epsilon(x: Vector) -> float:
+    """Return the distance from 1 to the next number in the precision of a vector."""
+    return float(np.finfo(str(x.dtype).removeprefix("torch.")).eps)
 
 
 @dataclass(frozen=True)
@@ -52,45 +164,30 @@ class ConstantSteps:
 
 
 @dataclass(frozen=True)
-class GivenSteps:
-    """Step sizes listed round by round; the last ones stay in force.
+class _Theory:
+    """What the papers' conditions know of the clients, and the recursion of gamma and tau."""
 
-    >>> steps = GivenSteps(primal=(1.0, 0.5), dual=(1.0,), extrapolation=(1.0,))
-    >>> steps.next(steps.start()).primal
-    0.5
-    """
-
-    primal: tuple[float, ...]
-    dual: tuple[float, ...]
-    extrapolation: tuple[float, ...] = (1.0,)
-    local: tuple[float, ...] = ()
+    smoothness: float
+    strong_convexity: float
+    coupling: float
+    local_steps: int
 
     def __post_init__(self) -> None:
-        for name in ("primal", "dual", "extrapolation"):
-            if not getattr(self, name):
-                raise ValueError(
-                    f"The list of {name} step sizes is empty; give one number at least."
-                )
-
-    def start(self, problem: Problem | None = None) -> StepSizes:
-        """Return the step sizes of the first round."""
-        return self._at(0)
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}.")
 
     def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
         """Return the step sizes of the next round."""
-        return self._at(sizes.round + 1)
-
-    def _at(self, r: int) -> StepSizes:
-        primal, dual, extrapolation, local = (
-            values[min(r, len(values) - 1)] if values else None
-            for values in (self.primal, self.dual, self.extrapolation, self.local)
-        )
-        assert primal is not None and dual is not None and extrapolation is not None
-        return StepSizes(primal, dual, extrapolation, local, round=r)
+        assert sizes.gamma is not None and sizes.local is not None and sizes.rate is not None
+        gamma = sizes.gamma * (1 + sizes.rate * sizes.primal)
+        tau = sizes.primal * math.sqrt(sizes.gamma / gamma)
+        dual, local = gamma * tau, sizes.local * tau / sizes.primal
+        return StepSizes(tau, dual, sizes.dual / dual, local, gamma, sizes.rate)
 
 
 @dataclass(frozen=True)
-class AcceleratedSteps:
+class AcceleratedSteps(_Theory):
     r"""SCAFF-PD's schedule for strongly convex losses and any penalty: rate 1/R^2 (Condition 5.1).
 
     .. math:: \gamma_{r+1} = \gamma_r (1 + \mu' \tau_r), \quad
@@ -128,33 +225,19 @@ class AcceleratedSteps:
     True
     """
 
-    smoothness: float
-    strong_convexity: float
-    coupling: float
-    local_steps: int
     balance: float = 1.0
-
-    def __post_init__(self) -> None:
-        _refuse_non_positive(self)
 
     def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
         # (1/2)/tau = 12 L + 4 Llx^2 gamma tau  <=>  4 Llx^2 gamma tau^2 + 12 L tau - 1/2 = 0
         a, b = 4 * self.coupling**2 * self.balance, 12 * self.smoothness
         tau = 1 / (b + math.sqrt(b * b + 2 * a))
-        return StepSizes(tau, self.balance * tau, 1.0, tau / self.local_steps, self.balance)
-
-    def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
-        """Return the step sizes of the next round."""
-        assert sizes.gamma is not None
-        gamma = sizes.gamma * (1 + self.strong_convexity / 4 * sizes.primal)
-        tau = sizes.primal * math.sqrt(sizes.gamma / gamma)
-        dual = gamma * tau
-        return StepSizes(tau, dual, sizes.dual / dual, tau / self.local_steps, gamma)
+        local, rate = tau / self.local_steps, self.strong_convexity / 4
+        return StepSizes(tau, self.balance * tau, 1.0, local, self.balance, rate)
 
 
 @dataclass(frozen=True)
-class LinearRateSteps:
+class LinearRateSteps(_Theory):
     r"""SCAFF-PD's schedule for strongly convex losses and penalty: linear rate (Condition 5.2).
 
     .. math:: \omega = \tfrac12 + 24\kappa
@@ -165,49 +248,21 @@ class LinearRateSteps:
     with :math:`\kappa = L/\mu` and the paper's constant C set to 1, the smallest its inequality
     (E.52) allows. Linear convergence, with the constants of a proof.
 
-    Minibatches leave noise, :math:`E|g_i - \nabla f_i|^2 \le \zeta^2`. For
-    :math:`E\,\mu |x - x^\star|^2 \le \epsilon` the condition's other branch is
-
-    .. math:: \omega \ge 1 + 4 \zeta^2 / (\mu\epsilon)
-              \quad\Leftrightarrow\quad 4\,\frac{1 - \theta}{\theta}\,\frac{\zeta^2}{\mu}
-              \le \epsilon
-
-    which is (E.64), with its constant C set to 1; the larger :math:`\omega` is taken. (The paper
-    prints :math:`\zeta^2/\mu` and :math:`\zeta^2/\mu^2`, for :math:`\mu|x - x^\star|^2` and for
-    :math:`|x - x^\star|^2`.)
-
     Parameters
     ----------
     smoothness, strong_convexity, coupling, local_steps
         As for :class:`AcceleratedSteps`.
     dual_strong_convexity : float
         mu_lambda, of the penalty: rho N for chi-square.
-    noise : float
-        zeta, of the clients' gradients; 0 for full ones.
-    accuracy : float, optional
-        epsilon, wanted of mu times the squared distance; needed where there is noise.
     """
 
-    smoothness: float
-    strong_convexity: float
-    coupling: float
-    local_steps: int
     dual_strong_convexity: float
-    noise: float = 0.0
-    accuracy: float | None = None
-
-    def __post_init__(self) -> None:
-        _refuse_non_positive(self)
-        if self.noise and self.accuracy is None:
-            raise ValueError("noise needs the accuracy that is wanted; there is none without it.")
 
     def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
         mu, mu_dual = self.strong_convexity, self.dual_strong_convexity
         half = 0.5 + 24 * self.smoothness / mu
         omega = half + math.sqrt(half**2 + 16 * self.coupling**2 / (mu * mu_dual))
-        if self.accuracy is not None:
-            omega = max(omega, 1 + 4 * self.noise**2 / (mu * self.accuracy))  # (E.64)
         ratio = 1 / (omega - 1)  # (1 - theta) / theta
         tau = 4 * ratio / mu
         return StepSizes(tau, ratio / mu_dual, 1 - 1 / omega, tau / self.local_steps)
@@ -218,7 +273,7 @@ class LinearRateSteps:
 
 
 @dataclass(frozen=True)
-class SignedWeightSteps:
+class SignedWeightSteps(_Theory):
     r"""SCAFF-PD-IA's schedule for weights that may be negative: rate 1/R^2 (Assumption 8).
 
     .. math:: \gamma_{r+1} = \gamma_r \Bigl(1 + \bigl(\tfrac m4
@@ -243,14 +298,7 @@ class SignedWeightSteps:
         As for :class:`AcceleratedSteps`.
     """
 
-    smoothness: float
-    strong_convexity: float
-    coupling: float
-    local_steps: int
     balance: float = 1.0
-
-    def __post_init__(self) -> None:
-        _refuse_non_positive(self)
 
     def start(self, problem: Problem) -> StepSizes:
         """Return the step sizes of the first round; warn if the set is too large."""
@@ -274,22 +322,6 @@ class SignedWeightSteps:
         if spare > 0:
             bounds.append(18 * (1 + math.sqrt(3)) / spare)
         tau = min(bounds)
-        sizes = StepSizes(tau, self.balance * tau, 1.0, gamma=self.balance)
         local = tau / (self.local_steps * max(1.0, 2 * tau * big))
-        return replace(sizes, local=local, rate=max(0.0, m / 4 - big * (size - 1) / 2))
-
-    def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
-        """Return the step sizes of the next round."""
-        assert sizes.gamma is not None and sizes.local is not None and sizes.rate is not None
-        gamma = sizes.gamma * (1 + sizes.rate * sizes.primal)
-        tau = sizes.primal * math.sqrt(sizes.gamma / gamma)
-        local = sizes.local * tau / sizes.primal
-        return StepSizes(
-            tau, gamma * tau, sizes.dual / (gamma * tau), local, gamma, rate=sizes.rate
-        )
-
-
-def _refuse_non_positive(schedule: AcceleratedSteps | LinearRateSteps | SignedWeightSteps) -> None:
-    for name, value in vars(schedule).items():
-        if value is not None and not (value > 0 or (name == "noise" and value == 0)):
-            raise ValueError(f"{name} must be positive, got {value}.")
+        rate = max(0.0, m / 4 - big * (size - 1) / 2)
+        return StepSizes(tau, self.balance * tau, 1.0, local, self.balance, rate)

@@ -17,7 +17,7 @@ from equifed.contract.absence import Memory
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Vector, Weights
 from equifed.metrics.metric import METRICS
-from equifed.steps.schedule import share_of_latest
+from equifed.steps.schedules import share_of_latest
 from equifed.training.tables import MetricRecord, RoundRecord
 
 Kind = Literal["last", "certified", "average", "validation"]
