@@ -24,7 +24,7 @@ from scipy.spatial import ConvexHull
 from torch import nn
 
 import equifed as ef
-from equifed.cli.demo import METHODS, configure
+from equifed.cli.many import METHODS, configure
 from equifed.report import as_methods, build, colour, draw_figures, frontier_svg, standalone
 from equifed.runs import run as runs
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from equifed.cli.demo import METHODS, NEAR, ROUNDS, configure
 from equifed.cli.main import app
+from equifed.cli.many import METHODS, NEAR, ROUNDS, configure
 from equifed.runs.config import RunConfig
 from equifed.training.history import History
 

@@ -219,16 +219,14 @@ def test_print_shows_the_whole_table(six, browser):
     )
 
 
-def test_the_demo_ends_with_a_report_that_opens(tmp_path, browser, capsys):
-    from rich.console import Console
+def test_the_demo_ends_with_a_report_that_opens(tmp_path, browser):
+    from tests.cli.test_cli import equifed
 
-    from equifed.cli.demo import METHODS as SHOWN
-    from equifed.cli.demo import print_demo, run_demo
+    from equifed.cli.many import METHODS as SHOWN
 
-    found = run_demo(tmp_path, 2, False, Console(quiet=True))
     page = tmp_path / "report.html"
-    print_demo(found, tmp_path, Console())
-    assert str(page) in capsys.readouterr().out
+    told = equifed("demo", "--rounds", 2, "--out", tmp_path)
+    assert page.name in told.stdout
     browser.phone()
     browser.open(page)
     text = browser.driver.find_element(By.TAG_NAME, "main").text

@@ -25,7 +25,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
-from equifed.cli.demo import configure
+from equifed.cli.many import configure
 from equifed.contract.curvature import Curvature
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
