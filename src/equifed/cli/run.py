@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -229,10 +230,10 @@ def resume(
 
 def _run_in_processes(workers: int, *more: str) -> None:
     """Run this very command in several processes instead, and leave with their status."""
-    from equifed.runs.run import drop_option, run_workers
+    from equifed.runs.run import run_workers
 
-    arguments = [*drop_option(sys.argv[1:], "--workers"), *more]
-    raise typer.Exit(run_workers(workers, arguments))
+    if "RANK" not in os.environ:  # else it is one of them
+        raise typer.Exit(run_workers(workers, [*sys.argv[1:], *more]))
 
 
 def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:

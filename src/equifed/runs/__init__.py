@@ -9,29 +9,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equifed.runs.build import Run as Run
-    from equifed.runs.build import build_run as build_run
-    from equifed.runs.catalogue import unknown as unknown
-    from equifed.runs.config import RunConfig as RunConfig
-    from equifed.runs.config import apply_override as apply_override
-    from equifed.runs.many import Job as Job
-    from equifed.runs.many import check_folders as check_folders
-    from equifed.runs.many import make_job as make_job
-    from equifed.runs.many import merge_tables as merge_tables
-    from equifed.runs.many import run_jobs as run_jobs
-    from equifed.runs.run import start as start
+    from equifed.runs.build import Run, build_run
+    from equifed.runs.catalogue import unknown
+    from equifed.runs.config import RunConfig, apply_override
+    from equifed.runs.many import Job, check_folders, make_job, merge_tables, run_jobs
+    from equifed.runs.run import start
 
-_HOMES = {
-    "build": ("Run", "build_run"),
-    "catalogue": ("unknown",),
-    "config": ("RunConfig", "apply_override"),
-    "many": ("Job", "check_folders", "make_job", "merge_tables", "run_jobs"),
-    "run": ("start",),
-}
+__all__ = [
+    "Job", "Run", "RunConfig", "apply_override", "build_run", "check_folders", "make_job",
+    "merge_tables", "run_jobs", "start", "unknown",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"equifed.runs.{module}"), name)
+    for module in ("build", "catalogue", "config", "many", "run") if name in __all__ else ():
+        if hasattr(home := importlib.import_module(f"equifed.runs.{module}"), name):
+            return getattr(home, name)
     raise AttributeError(f"module 'equifed.runs' has no attribute {name!r}")

@@ -60,6 +60,8 @@ from equifed.training.play_round import as_run
 from equifed.training.tables import CONFIG, FORMAT, MODEL, RUN, package_versions
 from equifed.training.trackers import Callback
 
+HUGE = "number out of range; use a smaller value: "
+
 
 @dataclass(frozen=True)
 class Run:
@@ -79,24 +81,16 @@ class Run:
         progress: bool | None = False,
     ) -> History:
         """Train, and return what happened."""
-        with limit_threads(self.config.threads), refuse_huge_numbers():
+        config = self.config
+        with limit_threads(config.threads), blame(HUGE, OverflowError):
             history = train(
-                self.algorithm,
-                self.clients,
-                rounds=self.config.rounds,
-                seed=self.config.seed,
-                evaluate=self.evaluate,
-                every=self.config.evaluate.every,
-                metrics=load_metrics(self.config.evaluate.metrics),
-                stop=self.config.stop,
-                give_out=self.config.give_out,
-                callbacks=callbacks,
-                missing=self.config.missing,
-                progress=progress,
-                folder=folder,
-                resume=resume,
-            )
-        history.provenance |= {**self.provenance, "config": self.config.to_dict()}
+                self.algorithm, self.clients, rounds=config.rounds, seed=config.seed,
+                evaluate=self.evaluate, every=config.evaluate.every,
+                metrics=load_metrics(config.evaluate.metrics), stop=config.stop,
+                give_out=config.give_out, missing=config.missing, callbacks=callbacks,
+                progress=progress, folder=folder, resume=resume,
+            )  # fmt: skip
+        history.provenance |= {**self.provenance, "config": config.to_dict()}
         return history
 
     @cached_property
@@ -123,15 +117,6 @@ def limit_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def refuse_huge_numbers() -> Iterator[None]:
-    """Say of a number beyond what can be computed with that it is one."""
-    try:
-        yield
-    except OverflowError as error:
-        raise ConfigError([f"a number is too large to compute with ({error}); say less"]) from error
-
-
 def load_metrics(names: Sequence[str]) -> tuple[Metric, ...]:
     """Return the metrics of a resolved configuration."""
     return as_metrics([load_address(name) if ":" in name else name for name in names])
@@ -150,7 +135,7 @@ def load_data(data: Table) -> Federation:
 
 def build_run(config: RunConfig) -> Run:
     """Load the data and construct model, engine and algorithm."""
-    with refuse_huge_numbers():
+    with blame(HUGE, OverflowError):
         return _build(config)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -181,8 +181,8 @@ def compare(
     baseline, target, title
         As for the report: to whom differences are, what "rounds to target" means, its headline.
     out : path, optional
-        Folder for the runs, ``comparison.json``, ``comparison.csv`` and ``report.html``. Runs that
-        it holds complete are not run again; one with other settings is refused, and they are named.
+        Folder for the runs, ``comparison.json`` and ``report.html``. Runs that it holds complete
+        are not run again; one with other settings is refused, and they are named.
     overwrite : bool
         Run everything again.
     jobs : int
@@ -204,7 +204,7 @@ def compare(
     ['fair', 'plain']
     """
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    _check(methods, numbers, baseline, jobs)
+    _check(methods, numbers, baseline)
     splits = list(evaluate) if evaluate is not None else [s for s in SPLITS if s in data.splits()]
     options = {"rounds": rounds, "evaluate": splits, "every": every, "metrics": metrics}
     planned = []
@@ -224,15 +224,13 @@ def compare(
     return Comparison(histories, measured)
 
 
-def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None, jobs: int) -> None:
+def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None) -> None:
     if not methods:
         raise ValueError("There is nothing to compare: methods is empty.")
     if base is not None and base not in methods:
         raise ValueError(f"there is no method {base!r}; choose from {', '.join(methods)}.")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be at least one, each once; got {list(seeds)}.")
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}.")
 
 
 def _run_tasks(
@@ -370,49 +368,11 @@ def sweep(
 
 
 def write_comparison(report: Report, out: Path, plan: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Write ``comparison.json``, ``comparison.csv`` and the report.
-
-    The first two hold nothing that differs between two runs of the same comparison.
-    """
+    """Write the report and ``comparison.json``, which is the same for two runs of the same plan."""
     numbers = as_json(report)
     for entry in numbers["methods"]:
         del entry["events"]  # they have times
         entry["runs"] = plan[entry["name"]]
     text = json.dumps(numbers, indent=1, allow_nan=False, default=str)
     (out / PLAN).write_text(text + "\n", encoding="utf-8")
-    (out / "comparison.csv").write_text(format_comparison(report), encoding="utf-8")
     write_report(report, out / "report.html")
-
-
-def format_comparison(report: Report) -> str:
-    """Return the comparison as tidy CSV: one number, and its limits, to a line.
-
-    ``quantity`` says which: of one ``seed``, the ``mean`` over seeds, the ``difference`` of the
-    means to the baseline, or a number to hold a measure against (``beside``). What is not known,
-    not defined or infinite is empty.
-    """
-    columns = ["method", "measure", "quantity", "seed", "value", "lower_95", "upper_95",
-               "limits_about", "pairs"]  # fmt: skip
-    return csv_text(columns, list(_list_numbers(report)))
-
-
-def _list_numbers(report: Report) -> Iterator[list[object]]:
-    for told in report.told:
-        method, found = told.method, told.estimates
-        for name, value in told.beside.items():
-            yield [method.name, name, "beside", "", _finite(value), *[""] * 4]
-        for key, estimate in found.items():
-            first = [method.name, key]
-            for seed, value in zip(method.seeds, estimate.values, strict=True):
-                yield [*first, "seed", "" if seed is None else seed, _finite(value), *[""] * 4]
-            yield [*first, "mean", "", *_ends(estimate.interval), estimate.source, ""]
-            if (d := estimate.difference) is not None:
-                yield [*first, "difference", "", *_ends(d.interval), d.about, d.pairs]
-
-
-def _ends(interval: Interval) -> list[object]:
-    return [_finite(end) for end in (interval.estimate, interval.lower, interval.upper)]
-
-
-def _finite(value: float) -> object:
-    return value if math.isfinite(value) else ""

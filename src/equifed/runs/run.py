@@ -222,20 +222,6 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def drop_option(arguments: Sequence[str], option: str) -> list[str]:
-    """Return a command's arguments without an option and its value.
-
-    >>> drop_option(["run", "c.toml", "--workers", "2", "--seed=1"], "--workers")
-    ['run', 'c.toml', '--seed=1']
-    """
-    kept, skip = [], False
-    for argument in arguments:
-        if not skip and argument != option and not argument.startswith(f"{option}="):
-            kept.append(argument)
-        skip = not skip and argument == option
-    return kept
-
-
 def run_workers(count: int, arguments: Sequence[str]) -> int:
     """Run ``equifed ARGUMENTS`` in a group of processes and return the exit status.
 
