@@ -370,13 +370,13 @@ def add_alone(history: History, built: Run, out: Path | None) -> History:
             event = fit_alone(history, *given)
     except Exception:
         if folder is not None:
-            folder.finish(history.summary(), history.parameters, history.own)
+            folder.finish(history)
         raise
     if folder is not None:
         if event is not None:
             folder.event(event)
-            folder.alone(history.alone)
-        folder.finish(history.summary(), history.parameters, history.own)
+            folder.beside(history)
+        folder.finish(history)
     return history
 
 

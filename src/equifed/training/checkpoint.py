@@ -6,8 +6,7 @@ are written under a temporary name, flushed to the disk and renamed, the manifes
 exists when its manifest does. The previous one is kept. Nothing is ever unpickled.
 
 Dataclasses are named ``module:qualname``. Reading imports nothing from outside equifed: a class is
-one of equifed's, or one that the program has shown before, by registering it or by the state that
-its algorithm begins with (then all of its module is known).
+one of equifed's, or of a module that the state that the algorithm begins with has classes of.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,11 +39,7 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-State = TypeVar("State", bound=type)
-
 KEEP = 2
-
-_REGISTERED: dict[str, type] = {}
 
 
 class CheckpointError(RuntimeError):
@@ -79,8 +74,7 @@ def load(
     """Return round, state and extra of the newest checkpoint that is whole; ``kept`` is in extra.
 
     ``check`` looks at a checkpoint's ``extra`` and raises if it does not fit what is there.
-    ``template`` is a state of the same algorithm: its tensors say where to put the new ones, and
-    the classes in it are known.
+    ``template`` is a state of the same algorithm: its tensors say where to put the new ones.
     """
     problems = []
     for round in reversed(_rounds(folder)):
@@ -111,8 +105,7 @@ def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[s
     state, kept = (unpack(manifest[name], tensors, template) for name in ("state", "kept"))
     if type(state) is not type(template) or state.x.shape != template.x.shape:
         raise CheckpointError("it belongs to another algorithm or model")
-    more = {} if kept is None else {"kept": kept}
-    return int(manifest["round"]), state, {**manifest["extra"], **more}
+    return int(manifest["round"]), state, {**manifest["extra"], "kept": kept}
 
 
 def _rounds(folder: Path) -> list[int]:
@@ -156,41 +149,24 @@ def pack(value: Any, key: str, tensors: Tensors) -> Any:
 
 def unpack(tree: Any, tensors: Tensors, template: Any) -> Any:
     """Return the value of a tree, its tensors on the device of the template's model ``x``."""
-    return _unpack(tree, tensors, template.x.device, _REGISTERED | _classes_in(template))
+    known, device = _classes_in(template), template.x.device
 
+    def read(tree: Any) -> Any:
+        kind = tree["kind"]
+        if kind == "tensor":
+            return tensors[tree["key"]].to(device)
+        if kind == "array":
+            return tensors[tree["key"]].numpy()
+        if kind == "tuple":
+            return tuple(read(item) for item in tree["items"])
+        if kind == "value":
+            return tree["value"]
+        if kind == "float":
+            return float.fromhex(tree["value"])
+        cls = _class_at(tree["class"], known)
+        return cls(**{name: read(part) for name, part in tree["fields"].items()})
 
-def _unpack(tree: Any, tensors: Tensors, device: torch.device, known: dict[str, type]) -> Any:
-    kind = tree["kind"]
-    if kind == "tensor":
-        return tensors[tree["key"]].to(device)
-    if kind == "array":
-        return tensors[tree["key"]].numpy()
-    if kind == "tuple":
-        return tuple(_unpack(item, tensors, device, known) for item in tree["items"])
-    if kind == "value":
-        return tree["value"]
-    if kind == "float":
-        return float.fromhex(tree["value"])
-    cls = _class_at(tree["class"], known)
-    return cls(**{n: _unpack(f, tensors, device, known) for n, f in tree["fields"].items()})
-
-
-def register_state(cls: State) -> State:
-    """Let checkpoints hold this dataclass; also works as a decorator.
-
-    An algorithm's own state needs no registration, nor does what its module defines: training sees
-    it in the state that ``init`` returns. Only a class of yet another module does, if that state
-    does not hold one from the beginning.
-
-    >>> @register_state
-    ... @dataclasses.dataclass(frozen=True)
-    ... class Averages:
-    ...     values: tuple[float, ...]
-    """
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise TypeError(f"A state is made of dataclasses, and {cls!r} is none.")
-    _REGISTERED[address_of(cls)] = cls
-    return cls
+    return read(tree)
 
 
 def address_of(cls: type) -> str:
@@ -212,7 +188,7 @@ def _class_at(address: str, known: dict[str, type]) -> type:
     found = functools.reduce(lambda part, word: getattr(part, word, None), name.split("."), found)
     # What a module merely imports is not its own: "equifed.x:os.anything" leads nowhere.
     if not dataclasses.is_dataclass(found) or address_of(found) != address:  # type: ignore[arg-type]
-        cure = "import that class and pass it to equifed.training.register_state before you resume"
+        cure = "define it in the module of the algorithm's state, or let init's state hold one"
         if module.startswith("equifed."):
             cure = "another version of equifed wrote it: resume it with that version"
         raise TypeError(f"it holds a {address}, which is not known here; {cure}")

@@ -143,19 +143,17 @@ def describe_samples(
 
 
 def find_warnings(
-    history: History, scales: Losses | None = None, losses: Pair | None = None
+    history: History,
+    scales: Losses | None = None,
+    measure: Callable[[], Pair] | None = None,
 ) -> list[str]:
     """Return what is wrong with a run.
 
-    Parameters
-    ----------
-    scales : array, optional
-        The scales of its features, where they are known.
-    losses : pair of arrays, optional
-        The clients' training losses before and after, for a run that recorded none.
+    ``scales`` are those of its features, where they are known; ``measure`` gives the clients'
+    training losses before and after, and is asked for a run that recorded nothing like it.
     """
     found = (
-        check_descent(history, losses),
+        check_descent(history, measure),
         check_against_start(history),
         check_classes(history),
         check_scales(scales),
@@ -163,26 +161,34 @@ def find_warnings(
     return [sentence for sentence in found if sentence is not None]
 
 
-def lacks_losses(history: History) -> bool:
-    """Tell whether nothing that was recorded shows if training lowered anything."""
-    known = _compare_objectives(history) or _compare_means(history, "loss", "train")
-    return known is None and not _is_solved(history)
-
-
-def check_descent(history: History, losses: Pair | None = None) -> str | None:
+def check_descent(history: History, measure: Callable[[], Pair] | None = None) -> str | None:
     """Tell whether the objective, or else the average training loss, is not below its start."""
-    found = _compare_objectives(history) or _compare_means(history, "loss", "train")
-    if found is None and losses is not None and not _serves_better(*losses):
-        found = "the average train loss", float(losses[0].mean()), float(losses[1].mean())
-    if found is None:
+    found = _compare_means(history, "loss", "train")
+    known = [
+        (r.objective, r.clients, r.numbers.get("gap", math.inf))
+        for r in history.rounds
+        if r.objective is not None
+    ]
+    if known and math.isfinite(known[-1][0]) and known[-1][2] <= CERTIFIED * abs(known[-1][0]):
+        return None  # it is as good as the smallest there is
+    if len(known) > 1 and known[0][1] == known[-1][1]:
+        found = "the objective", known[0][0], known[-1][0]
+    if found is None and measure is not None:
+        start, end = measure()
+        if _fell(float(start.max()), float(end.max())):
+            return None  # lower at the worst client is training, too
+        found = "the average train loss", float(start.mean()), float(end.mean())
+    if found is None or not math.isfinite(found[1]) or _fell(*found[1:]):
         return None
-    what, start, end = found
-    if not math.isfinite(start) or end < start - ROUNDING * abs(start):
-        return None
-    cure = "use smaller step sizes" if not end <= start + ROUNDING * abs(start) else (
-        "it did not move: use larger step sizes, unless it began at the optimum"
-    )  # fmt: skip
-    return f"training did not lower {what}: from {start:.4g} to {end:.4g}; {cure}."
+    what, before, after = found
+    cure = "it did not move: use larger step sizes, unless it began at the optimum"
+    if not after <= before + ROUNDING * abs(before):
+        cure = "use smaller step sizes"
+    return f"training did not lower {what}: from {before:.4g} to {after:.4g}; {cure}."
+
+
+def _fell(before: float, after: float) -> bool:
+    return after < before - ROUNDING * abs(before)
 
 
 def check_against_start(history: History) -> str | None:
@@ -191,9 +197,8 @@ def check_against_start(history: History) -> str | None:
     found = None if chosen is None else _compare_means(history, *chosen)
     if chosen is None or found is None:
         return None
-    metric = find_metric(chosen[0])
-    what, start, end = found
-    if not metric.sign * end < metric.sign * start - ROUNDING * abs(start):
+    metric, (what, start, end) = find_metric(chosen[0]), found
+    if not _fell(metric.sign * start, metric.sign * end):
         return None
     side = "below" if metric.higher_is_better else "above"
     return (
@@ -242,31 +247,6 @@ def check_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
     if not bad:
         return None
     return f"the model is not finite ({', '.join(bad)}): it diverged; use smaller step sizes."
-
-
-def _compare_objectives(history: History) -> tuple[str, float, float] | None:
-    """Return the objective of the first and of the last round, if the same clients gave it."""
-    known = [record for record in history.rounds if record.objective is not None]
-    if len(known) < 2 or known[0].clients != known[-1].clients:
-        return None
-    first, last = known[0].objective, known[-1].objective
-    assert first is not None and last is not None
-    return None if _is_solved(history) else ("the objective", first, last)
-
-
-def _is_solved(history: History) -> bool:
-    """Tell whether the last objective is certified to be as good as the smallest there is."""
-    known = [record for record in history.rounds if record.objective is not None]
-    gap, last = (known[-1].numbers.get("gap"), known[-1].objective) if known else (None, None)
-    if gap is None or last is None:
-        return False
-    return math.isfinite(last) and gap <= CERTIFIED * abs(last)
-
-
-def _serves_better(start: Losses, end: Losses) -> bool:
-    """Tell whether the average or the largest of the clients' losses went down."""
-    pairs = ((float(start.mean()), float(end.mean())), (float(start.max()), float(end.max())))
-    return any(after < before - ROUNDING * abs(before) for before, after in pairs)
 
 
 def _compare_means(history: History, metric: str, split: str) -> tuple[str, float, float] | None:

@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from equifed.contract.arrays import Weights, to_cell
 from equifed.contract.clients import Group
-from equifed.contract.evaluation import Details, Hits
-from equifed.training import checkpoint
+from equifed.contract.evaluation import Hits
+from equifed.training import checkpoint, tables
 from equifed.training.files import (
     Damaged,
     RunFolderError,
@@ -39,36 +39,8 @@ from equifed.training.files import (
     seal,
     write_file,
 )
-from equifed.training.tables import (
-    ALONE,
-    CHECKSUMS,
-    CLIENTS,
-    CONFIG,
-    DETAILS,
-    EVENTS,
-    FILES,
-    HITS,
-    MODEL,
-    OWN,
-    PREPARATION,
-    RECORDED,
-    RUN,
-    SUMMARY,
-    TABLES,
-    WITHOUT_OWN,
-    MetricRecord,
-    RoundRecord,
-    pack_hits,
-    read_names,
-    unpack_hits,
-)
 
-if TYPE_CHECKING:
-    import torch
-
-    Parameters = dict[str, torch.Tensor] | None
-
-GROWING = (*TABLES, EVENTS)
+GROWING = (*tables.TABLES, tables.EVENTS)
 CHECKPOINTS = "checkpoint"
 EXPORTED, PROGRAM = "predictor.json", "model.pt2"
 """Of a model that ``equifed export`` wrote: its description, and the program, which is code."""
@@ -113,26 +85,27 @@ class RunFolder:
         if self.writes:
             refuse_existing(self.path, overwrite)
             self.path.mkdir(parents=True, exist_ok=True)
-            old = (self.path / name for name in (*RECORDED, SUMMARY, CHECKSUMS))
-            for file in (*old, *self.checkpoints.glob("*")):
-                file.unlink(missing_ok=True)
-            (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
+            for name in (*tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS):
+                (self.path / name).unlink(missing_ok=True)
+            for file in self.checkpoints.glob("*"):
+                file.unlink()
+            (self.path / tables.CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
             self._sums = {name: hashlib.sha256() for name in GROWING}
-            for name, columns in TABLES.items():
+            for name, columns in tables.TABLES.items():
                 self._append(name, [columns])
-            (self.path / EVENTS).touch()
+            (self.path / tables.EVENTS).touch()
         self.wait()
 
     def describe(self, told: Mapping[str, Any], trained: Any) -> None:
         """Say what the run was made of, unless whoever made the folder has said it."""
-        if self.writes and not (self.path / RUN).exists():
-            write_provenance(self.path, told, format_preparation(trained, self.path))
+        if self.writes and not (self.path / tables.RUN).exists():
+            write_provenance(self.path, told, trained, self.path)
 
-    def round(self, record: RoundRecord, info: Any = None) -> None:
+    def round(self, record: tables.RoundRecord, info: Any = None) -> None:
         """Append a round; rounds, evaluations and events are told as to a ``Callback``."""
         self._append("rounds.csv", [record.to_row()])
 
-    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
+    def evaluation(self, round: int, records: Sequence[tables.MetricRecord]) -> None:
         """Append an evaluation."""
         for record in records:
             self._append("metrics.csv", record.to_rows(self.names))
@@ -146,44 +119,44 @@ class RunFolder:
     def event(self, event: dict[str, Any]) -> None:
         """Append an event; its time is added here."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._write(EVENTS, json.dumps({**event, "time": now}) + "\n")
+        self._write(tables.EVENTS, json.dumps({**event, "time": now}) + "\n")
 
     def hits(self, hits: Mapping[str, Hits]) -> None:
         """Replace what is known about single samples."""
         if self.writes and hits:
-            write_file(self.path / HITS, pack_hits(hits))
+            write_file(self.path / tables.HITS, tables.pack_hits(hits))
 
-    def details(self, details: Details | None) -> None:
-        """Write what single samples say about the model that was given out."""
-        if self.writes and details is not None:
-            write_file(self.path / DETAILS, json.dumps(details.to_dict()).encode() + b"\n")
+    def beside(self, history: Any) -> None:
+        """Write what samples say about the final model, and what clients would have otherwise.
 
-    def alone(self, record: MetricRecord | None) -> None:
-        """Write what the clients would have with models of their own, as in ``metrics.csv``."""
-        self._replace(ALONE, record)
+        That is with models of their own, or without their own parts, as in ``metrics.csv``.
+        """
+        if self.writes and history.details is not None:
+            text = json.dumps(history.details.to_dict()) + "\n"
+            write_file(self.path / tables.DETAILS, text.encode())
+        records = {tables.ALONE: history.alone, tables.WITHOUT_OWN: history.without_own}
+        for name, record in records.items():
+            if self.writes and record is not None:
+                (self.path / name).unlink(missing_ok=True)
+                self._append(name, [tables.TABLES["metrics.csv"], *record.to_rows(self.names)])
 
-    def without_own(self, record: MetricRecord | None) -> None:
-        """Write what the clients would have without their own parts, as in ``metrics.csv``."""
-        self._replace(WITHOUT_OWN, record)
-
-    def finish(
-        self, summary: Mapping[str, Any], parameters: Parameters, own: Parameters = None
-    ) -> None:
+    def finish(self, history: Any) -> None:
         """Write the model, the checksums of all files, and then the summary: the run is complete.
 
         It is not, if something comes after training.
         """
         if self.writes and not self._more:
-            for name, values in ((MODEL, parameters), (OWN, own)):
-                if values is not None:
-                    from safetensors.torch import save
+            from safetensors.torch import save
 
+            for name, values in ((tables.MODEL, history.parameters), (tables.OWN, history.own)):
+                if values is not None:
                     write_file(self.path / name, save(values))
-            content = (json.dumps(summary, indent=2) + "\n").encode()
-            there = (name for name in FILES if (self.path / name).exists())
+            content = (json.dumps(history.summary(), indent=2) + "\n").encode()
+            there = (name for name in tables.FILES if (self.path / name).exists())
             sums = {name: digest((self.path / name).read_bytes()) for name in there}
-            write_file(self.path / CHECKSUMS, seal({**sums, SUMMARY: digest(content)}))
-            write_file(self.path / SUMMARY, content)
+            sums[tables.SUMMARY] = digest(content)
+            write_file(self.path / tables.CHECKSUMS, seal(sums))
+            write_file(self.path / tables.SUMMARY, content)
         self.wait()
 
     def due(self, seconds: float) -> bool:
@@ -203,7 +176,7 @@ class RunFolder:
                 os.fsync(file.fileno())
                 lengths[name] = file.tell()
         sums = {name: self._sums[name].hexdigest() for name in lengths}
-        single = np.frombuffer(bytearray(pack_hits(hits)), dtype=np.uint8)
+        single = np.frombuffer(bytearray(tables.pack_hits(hits)), dtype=np.uint8)
         extra = {"lengths": lengths, "sums": sums}
         checkpoint.save(self.checkpoints, round, state, extra, (kept, single))
         self._saved_at = time.monotonic()
@@ -214,10 +187,10 @@ class RunFolder:
         Who reads the tables then calls :meth:`wait`: nothing is written before all have read.
         """
         refuse_links(self.path)
-        found = read_names(self.path / CLIENTS)
+        found = tables.read_names(self.path / tables.CLIENTS)
         if found != self.names:
             raise RunFolderError(
-                f"{self.path / CLIENTS} is damaged or of another run: it names "
+                f"{self.path / tables.CLIENTS} is damaged or of another run: it names "
                 f"{len(found)} clients, {', '.join(found[:3])}, ...; the data have "
                 f"{len(self.names)}, {', '.join(self.names[:3])}, ..."
             )
@@ -228,17 +201,12 @@ class RunFolder:
             self._sums[name] = hashlib.sha256((self.path / name).read_bytes())
         self.wait()
         kept, single = extra["kept"]
-        return round, state, kept, unpack_hits(single.tobytes())
+        return round, state, kept, tables.unpack_hits(single.tobytes())
 
     def wait(self) -> None:
         """Wait until all processes of the group are here."""
         if self._group is not None:
             self._group.wait()
-
-    def _replace(self, name: str, record: MetricRecord | None) -> None:
-        if self.writes and record is not None:
-            (self.path / name).unlink(missing_ok=True)
-            self._append(name, [TABLES["metrics.csv"], *record.to_rows(self.names)])
 
     def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:
         text = io.StringIO()
@@ -253,31 +221,31 @@ class RunFolder:
                 self._sums[name].update(text.encode())
 
 
-def write_provenance(folder: Path, told: Mapping[str, Any], preparation: bytes | None) -> None:
-    """Write ``run.json``, the configuration if there was one, and how the data were prepared."""
+def write_provenance(
+    folder: Path, told: Mapping[str, Any], trained: Any, source: Path | None
+) -> None:
+    """Write ``run.json``, the configuration if there was one, and how the data were prepared.
+
+    What predicts knows the preparation, or else the folder that the run was read from.
+    """
     import tomli_w
 
-    for name in (CONFIG, RUN, PREPARATION):  # of a run that was replaced
+    prepared, there = getattr(trained, "preparation", None), source and source / tables.PREPARATION
+    text = there.read_bytes() if there is not None and there.exists() else None
+    if prepared is not None:
+        text = json.dumps(prepared.to_json(), indent=1).encode() + b"\n"
+    for name in (tables.CONFIG, tables.RUN, tables.PREPARATION):  # of a run that was replaced
         (folder / name).unlink(missing_ok=True)
-    if preparation is not None:
-        write_file(folder / PREPARATION, preparation)
+    if text is not None:
+        write_file(folder / tables.PREPARATION, text)
     if not told:
         return
     plain = {key: value for key, value in told.items() if key not in ("config", "sha256")}
     if told.get("config"):
         text = tomli_w.dumps(told["config"]).encode()
-        plain[CONFIG] = digest(text)
-        write_file(folder / CONFIG, text)
-    write_file(folder / RUN, seal(plain))
-
-
-def format_preparation(trained: Any, folder: Path | None) -> bytes | None:
-    """Return how the data of a run were prepared: from what predicts, or from the run's folder."""
-    prepared = getattr(trained, "preparation", None)
-    if prepared is not None:
-        return json.dumps(prepared.to_json(), indent=1).encode() + b"\n"
-    path = None if folder is None else folder / PREPARATION
-    return path.read_bytes() if path is not None and path.exists() else None
+        plain[tables.CONFIG] = digest(text)
+        write_file(folder / tables.CONFIG, text)
+    write_file(folder / tables.RUN, seal(plain))
 
 
 # -- who may read and replace a folder ----------------------------------------------------------
@@ -285,7 +253,7 @@ def format_preparation(trained: Any, folder: Path | None) -> bytes | None:
 
 def is_complete(folder: Path) -> bool:
     """Tell whether a folder holds a run that has ended."""
-    return (folder / SUMMARY).exists()
+    return (folder / tables.SUMMARY).exists()
 
 
 def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
@@ -309,10 +277,10 @@ def check_folder(folder: Path) -> None:
     to a checkpoint. Those of version 0.1 have none.
     """
     if is_complete(folder):
-        summary = read_json(folder / SUMMARY)
-        if (folder / CHECKSUMS).exists() or "format" in summary:
-            for name, expected in read_sealed(folder / CHECKSUMS).items():
-                _check_one(folder, name, (*FILES, SUMMARY), expected)
+        summary = read_json(folder / tables.SUMMARY)
+        if (folder / tables.CHECKSUMS).exists() or "format" in summary:
+            for name, expected in read_sealed(folder / tables.CHECKSUMS).items():
+                _check_one(folder, name, (*tables.FILES, tables.SUMMARY), expected)
         return
     for path in sorted((folder / CHECKPOINTS).glob("*.json"), reverse=True):
         try:
@@ -397,7 +365,7 @@ def find_code(folder: Path) -> list[str]:
     """
     exported = (folder / EXPORTED).exists() and (folder / PROGRAM).exists()
     programs = [str(folder / PROGRAM)] if exported else []
-    config = folder / CONFIG
+    config = folder / tables.CONFIG
     return sorted(find_addresses(read_toml(config)) if config.exists() else ()) + programs
 
 

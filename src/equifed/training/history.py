@@ -13,22 +13,10 @@ import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS
-from equifed.training import tables
+from equifed.training import show, tables
 from equifed.training.files import RunFolderError
 from equifed.training.final_model import GivenOut, certified
-from equifed.training.folder import (
-    RunFolder,
-    format_preparation,
-    open_run_folder,
-    write_provenance,
-)
-from equifed.training.show import (
-    describe_history,
-    draw_history,
-    find_worst,
-    render_clients,
-    tabulate_history,
-)
+from equifed.training.folder import RunFolder, open_run_folder, write_provenance
 from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -300,7 +288,7 @@ class History:
         clients = self.per_client(metric, split)
         if not clients:
             return {"average": None, "worst": None, "worst_client": None, "round": record.round}
-        worst = find_worst(clients, metric)
+        worst = show.find_worst(clients, metric)
         lost = np.isnan(record.values) & (record.sizes > 0)
         undefined = [self.names[i] for i in np.flatnonzero(lost)]
         return {
@@ -331,7 +319,7 @@ class History:
 
         A client without samples in a split has no row; NaN is a metric that is not defined.
         """
-        return tabulate_history(self, self.method)
+        return show.tabulate_history(self, self.method)
 
     def plot(self, metric: str | None = None, split: str | None = None, ax: Any = None) -> Any:
         """Draw a metric over the rounds (matplotlib) and return the axes.
@@ -339,10 +327,10 @@ class History:
         By default it is the main metric. More than ten clients are drawn as their worst, average
         and best.
         """
-        return draw_history(self, metric, split, ax)
+        return show.draw_history(self, metric, split, ax)
 
     def __repr__(self) -> str:
-        return describe_history(self)
+        return show.describe_history(self)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the run's tables and model into a folder, in the form of a run folder.
@@ -360,12 +348,9 @@ class History:
         for event in self.events:
             out.event(event)
         out.hits(self.hits)
-        out.details(self.details)
-        out.alone(self.alone)
-        out.without_own(self.without_own)
-        prepared = format_preparation(self.trained, self.folder)
-        write_provenance(out.path, self.provenance, prepared)
-        out.finish(self.summary(), self.parameters, self.own)
+        out.beside(self)
+        write_provenance(out.path, self.provenance, self.trained, self.folder)
+        out.finish(self)
         return out.path
 
     @classmethod
@@ -404,4 +389,4 @@ class History:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the clients, the worst served first."""
-        return render_clients(self)
+        return show.render_clients(self)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
@@ -306,7 +307,7 @@ class _Training:
         history.provenance = self.made_of
         if self.folder is not None:
             self.folder.describe(self.made_of, history.trained)
-            self.folder.finish(history.summary(), history.parameters, history.own)
+            self.folder.finish(history)
         for callback in self.callbacks:
             callback.end(history)
         return history
@@ -322,13 +323,16 @@ class _Training:
                 self._event("note", 0, note)
             events.describe_samples(clients, self.history, self.metrics, final.x)
             if self.folder is not None:
-                self.folder.details(self.history.details)
-                self.folder.without_own(self.history.without_own)
-        scales, losses = self.clients.feature_scales(), None
+                self.folder.beside(self.history)
+        scales = self.clients.feature_scales()
         known = None if isinstance(scales, str) else scales
-        if known is not None and final.own is None and events.lacks_losses(self.history):
-            # Only here: elsewhere another evaluation would cost an exchange.
-            before, after = (self.clients.evaluate(x, ("train",))[0] for x in (self.start, final.x))
-            losses = before.metrics["loss"], after.metrics["loss"]
-        for sentence in events.find_warnings(self.history, known, losses):
+        # Where samples are not here, another evaluation would cost an exchange.
+        here = known is not None and final.own is None
+        measure = partial(self._compare_losses, final.x) if here else None
+        for sentence in events.find_warnings(self.history, known, measure):
             self._event("warning", last, sentence)
+
+    def _compare_losses(self, x: Vector) -> events.Pair:
+        """Return the clients' training losses with the first model and with x."""
+        before, after = (self.clients.evaluate(y, ("train",))[0] for y in (self.start, x))
+        return before.metrics["loss"], after.metrics["loss"]
