@@ -17,7 +17,6 @@ from equifed.report import (
     ReportError,
     as_methods,
     build,
-    collect_series,
     render_participant,
     write_card,
 )
@@ -92,7 +91,6 @@ def make_pages(history: History) -> list[str]:
         report = build(as_methods(history))
         if report.scale is None:
             return []
-        found = collect_series(report.methods[report.lead], report.scale)
-        return [render_participant(report, i, found) for i in range(len(history.names))]
+        return [render_participant(report, i) for i in range(len(history.names))]
     except ReportError:
         return []

@@ -1,7 +1,7 @@
 """Who is served how well, how sure that is, and what it cost: one page that opens anywhere."""
 
 from equifed.report.card import write_card
-from equifed.report.charts import collect_series, colour, draw_figures, find_frontier
+from equifed.report.charts import colour, draw_figures, find_frontier
 from equifed.report.document import Report, build
 from equifed.report.methods import (
     DASH,
@@ -41,7 +41,6 @@ __all__ = [
     "as_json",
     "as_methods",
     "build",
-    "collect_series",
     "colour",
     "csv_text",
     "describe_warnings",

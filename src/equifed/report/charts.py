@@ -163,13 +163,11 @@ def _list_levels(found: Sequence[Told]) -> Losses:
 
 
 def draw_frontier(found: Sequence[Told], colours: Sequence[int] | None = None) -> Figure:
-    """Average against worst client, with the seeds and the non-dominated methods marked."""
+    """Average against worst client, with the non-dominated methods marked."""
     scale, levels, best = found[0].scale, _list_levels(found), find_frontier(found)
     factor, names = scale.kind.factor, [told.method.name for told in found]
     average, worst = levels * factor
-    seeds = [_list_seeds(told) * factor for told in found]
-    pairs = [(level, *(s[:, k] for s in seeds)) for k, level in enumerate((average, worst))]
-    across, up = (svg.limits(*pair, pad=0.12) for pair in pairs)
+    across, up = (svg.limits(level, pad=0.12) for level in (average, worst))
     worse = f"worst client's {scale.axis}"
     plot = svg.frame(across, up, x_label=f"average {scale.axis}", y_label=worse)
     front = sorted((a, w) for a, w, keep in zip(average, worst, best, strict=True) if keep)
@@ -178,30 +176,19 @@ def draw_frontier(found: Sequence[Told], colours: Sequence[int] | None = None) -
     words = []
     for m in np.flatnonzero(np.isfinite(levels).all(axis=0)).tolist():
         style = colour(m if colours is None else colours[m])
-        for x, y in seeds[m] if len(seeds[m]) > 1 else ():
-            plot.dot(x, y, 1.8, class_=f"dot faint {style}")
         a, w = map(scale.text, levels[:, m])
         said = f"{names[m]}: average {a}, worst {w}"
         mark = "dot big" if best[m] else "dot big hollow"
         plot.dot(average[m], worst[m], 5.0, class_=f"{mark} {style}", data_tip=said)
         words.append(f"{said}{' (not dominated)' if best[m] else ''}.")
     _draw_names(plot, names, average, worst)
-    dots = " Small dots: seeds." if any(len(s) > 1 for s in seeds) else ""
     return Figure(
         key="scatter",
         title="Average against worst",
-        caption=f"Filled: no other method is better in one without being worse in the other.{dots}",
+        caption="Filled: no other method is better in one without being worse in the other.",
         alt=f"Average {scale.label} against the worst client's. {' '.join(words)}",
         plot=plot,
     )
-
-
-def _list_seeds(told: Told) -> Losses:
-    """Return the average and the worst client in every seed, shape (seeds, 2)."""
-    keys = ("average_by_client", "worst")
-    if "worst" not in told.estimates:
-        return np.empty((0, 2))
-    return np.array([told.estimates[key].values for key in keys]).T
 
 
 def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) -> None:
@@ -336,23 +323,6 @@ def _draw_method(method: Method, s: Series, scale: Scale) -> Figure:
         title="Accuracy against rounds" if scale.kind.is_fraction else "Convergence",
         caption=f"{capital(scale.axis)}. {rest}.",
         alt=f"{method.name}: average and worst {scale.label} against rounds.{ends}",
-        plot=plot,
-    )
-
-
-def draw_course(client: str, found: Series, i: int, scale: Scale) -> Figure:
-    """Return the client's own line beside the average over clients."""
-    values = found.values.mean(axis=0) * scale.kind.factor
-    own, average = values[:, i], reduce_clients(values, scale, "average")
-    across, up = (0, float(found.rounds[-1]) or 1.0), svg.limits(own, average)
-    plot = svg.frame(across, up, x_label="rounds", write_x="{:,.0f}".format)
-    plot.line(found.rounds, average, class_="line dashed grey", data_tip="average over clients")
-    plot.line(found.rounds, own, class_="line accent", data_tip=client)
-    return Figure(
-        key="course",
-        title="During training",
-        caption=f"{capital(scale.axis)}. Solid: you. Dashed: average over clients.",
-        alt=f"{capital(scale.label)} of {client} and the average over clients against rounds.",
         plot=plot,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.evaluation import Details
 from equifed.metrics import Interval, Metric, correct_counts, find_metric
-from equifed.training.files import Damaged, read_json, refuse_links
+from equifed.training.files import refuse_links
 from equifed.training.folder import is_complete
 from equifed.training.history import History, MetricRecord
 from equifed.training.tables import share_of_method
@@ -298,10 +297,11 @@ def as_methods(
 
 def _as_run(history: History) -> RunData:
     told = dict(history.provenance)
-    config = told.pop("config", {})
-    folder = "" if history.folder is None else str(history.folder)
-    complete = history.given_out is not None or not told
-    return RunData(history, history.seed, config, told, folder, complete)
+    config, complete = told.pop("config", {}), history.given_out is not None or not told
+    if history.folder is None:
+        return RunData(history, history.seed, config, told, "", complete)
+    complete = is_complete(Path(history.folder))
+    return RunData(history, history.seed, config, told, str(history.folder), complete)
 
 
 def read_methods(folders: Iterable[str | Path]) -> list[Method]:
@@ -324,24 +324,7 @@ def read_methods(folders: Iterable[str | Path]) -> list[Method]:
 
 def read_run(folder: Path) -> RunData:
     """Read one run folder, without its model."""
-    config, provenance = folder / "config.toml", folder / "run.json"
-    history = History.load(folder, model=False)
-    table = _read_config(config) if config.exists() else {}
-    return RunData(
-        history,
-        table.get("seed", history.seed),
-        table,
-        read_json(provenance) if provenance.exists() else {},
-        str(folder),
-        is_complete(folder),
-    )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_bytes().decode())
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
+    return _as_run(History.load(folder, model=False))
 
 
 def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> list[Method]:

@@ -18,15 +18,7 @@ import numpy as np
 from markupsafe import Markup
 
 from equifed.report import svg, tables, text
-from equifed.report.charts import (
-    Series,
-    collect_series,
-    colour,
-    draw_course,
-    draw_figures,
-    draw_frontier,
-    find_frontier,
-)
+from equifed.report.charts import colour, draw_figures, draw_frontier, find_frontier
 from equifed.report.document import Report, build
 from equifed.report.methods import TIMES, as_methods, capital, plural
 from equifed.report.numbers import LABELS
@@ -132,9 +124,7 @@ def render(report: Report, refresh: float | None = None) -> str:
         parts = {
             "comparison": tables.tabulate_comparison(report),
             "evidence": _describe_differences(report),
-            "cards": text.list_cards(report),
             "further": tables.summarise_further(lead, scale),
-            "undefined": text.describe_undefined(lead, scale),
             "own": [
                 f"{method.name}: {sentence}" if report.several else sentence
                 for method in report.methods
@@ -200,17 +190,16 @@ def write_participants(report: Report, folder: Path) -> None:
 
     The names of the files begin with the client's number, so that no two are the same.
     """
-    found = collect_series(report.methods[report.lead], report.shown)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     names = report.methods[0].clients
     for i, name in enumerate(names):
         path = folder / f"{i + 1:0{len(str(len(names)))}d}-{slug(name)}.html"
-        path.write_text(render_participant(report, i, found), encoding="utf-8")
+        path.write_text(render_participant(report, i), encoding="utf-8")
 
 
-def render_participant(report: Report, i: int, found: Series) -> str:
+def render_participant(report: Report, i: int) -> str:
     """Return the page of one client."""
     scale, told = report.shown, report.told[report.lead]
     method, client = told.method, told.method.clients[i]
@@ -222,13 +211,12 @@ def render_participant(report: Report, i: int, found: Series) -> str:
         client=client,
         method=method.name,
         sentence=text.describe_participant(told, i),
-        cards=[text.make_card(c.label, c.texts[i], c.notes[i]) for c in known if c.key != "change"],
+        cards=[(c.label, c.texts[i], c.notes[i]) for c in known if c.key != "change"],
         own=text.describe_own(method, scale)[:1],
         summary=tables.make_table((), [(LABELS[key], report.write(key)) for key in keys]),
         clients=plural(int(np.isfinite(told.value).sum()), "client"),
         scale=scale,
         seeds=" · ".join([plural(len(method.runs), "seed"), *text.write_date([method])]),
-        figures=[draw_course(client, found, i, scale)] if len(found.rounds) else [],
         events=tables.list_events(events, ("event", "seed", "round", "reason", "time")),
         data=NO_TABLE,
         palette=[0, 1],

@@ -93,8 +93,7 @@ def format_cell(told: Told, measure: Measure, baseline: bool = False) -> Cell:
         return make_cell(f"reached by {found.reached} of {len(found.values)}")
     out = make_cell(write(found.interval.estimate), _format_limits(found, write))
     if found.difference is not None and not baseline:
-        interval, over_seeds = found.difference.interval, found.difference.about == "seeds"
-        out["change"], out["tone"] = _format_change(interval, over_seeds, measure, write)
+        out["change"], out["tone"] = _format_change(found.difference.interval, measure, write)
     return out
 
 
@@ -119,34 +118,17 @@ def _bare(text: str) -> str:
 
 
 def _format_change(
-    difference: Interval, over_seeds: bool, measure: Measure, write: Callable[[float], str]
+    difference: Interval, measure: Measure, write: Callable[[float], str]
 ) -> tuple[str, str]:
     """Return the paired difference, and whether it is for better or worse beyond doubt."""
-
-    def signed(value: float) -> str:
-        return add_sign(value, _bare(write(abs(value))))
-
-    text = signed(difference.estimate)
-    if not is_finite(difference) or difference.lower == difference.upper == 0:
-        return text, ""
-    if not over_seeds:
-        text = f"{text} ({signed(difference.lower)} to {signed(difference.upper)})"
-    elif difference.lower < difference.upper:
-        text = add_margin(text, _bare(write(difference.upper - difference.estimate)))
+    shown = (difference.estimate, difference.lower, difference.upper)
+    change, lower, upper = (add_sign(v, _bare(write(abs(v)))) for v in shown)
+    if not is_finite(difference) or difference.lower == difference.upper:
+        return change, ""
+    text = f"{change} ({lower} to {upper})"
     if difference.lower <= 0 <= difference.upper:
         return text, ""
     return text, "better" if (difference.estimate < 0) == measure.lower_is_better else "worse"
-
-
-def add_margin(text: str, margin: str) -> str:
-    """Put a margin after a number, and their unit once if they share it.
-
-    >>> add_margin("−1.98 MB", "1.02 MB"), add_margin("−875 kB", "1 MB"), add_margin("+2", "1")
-    ('−1.98 ± 1.02 MB', '−875 kB ± 1 MB', '+2 ± 1')
-    """
-    value, _, unit = text.partition(" ")
-    shared = unit and margin.endswith(" " + unit)
-    return f"{value if shared else text} ± {margin}"
 
 
 def summarise_further(method: Method, scale: Scale) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from equifed.report.methods import (
     TIMES,
     Method,
     Scale,
-    bytes_text,
     capital,
     is_finite,
     join_names,
@@ -98,34 +97,6 @@ def write_subtitle(report: Report) -> str:
 def write_date(methods: Sequence[Method]) -> list[str]:
     """Say when the last of the runs ended; nothing if that was not recorded."""
     return [f"run on {date} UTC" for date in [find_date(methods)] if date]
-
-
-def list_cards(report: Report) -> list[dict[str, str]]:
-    """Return the few numbers at the top, of the headline's method."""
-    told = report.told[report.lead] if report.told else None
-    if told is None or told.worst is None or "worst" not in told.estimates:
-        return []
-    base, seeds = report.methods[report.baseline].name, len(told.method.runs)
-    one = seeds == 1 or report.single  # else not always the same client is worst
-    note = told.method.clients[told.worst] if one else f"worst in each seed, mean of {seeds}"
-    labels = {"worst": "Worst client", "average_by_client": "Average over clients"}
-    labels = {"worst": "The client"} if report.single else labels | {"spread": "Best to worst"}
-    shown = [
-        make_card(
-            label,
-            report.write(key),
-            note if key == "worst" else "",
-            _write_change(told.estimates[key].difference, base, told.scale),
-        )
-        for key, label in labels.items()
-    ]
-    sent, rounds = bytes_text(told.level("bytes")), plural(int(told.level("rounds")), "round")
-    return [*shown, make_card("Sent and received", sent, rounds)]
-
-
-def make_card(label: str, value: str, note: str = "", change: str = "") -> dict[str, str]:
-    """Return one of the boxes with a large number."""
-    return {"label": label, "value": value, "note": note, "change": change}
 
 
 def _describe_worst(told: Told) -> str:
@@ -260,15 +231,6 @@ def write_span(difference: Interval, scale: Scale) -> str:
     return f"95 % interval {scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
 
 
-def _write_change(difference: Difference | None, baseline: str, scale: Scale) -> str:
-    """Write a difference to the baseline with its interval."""
-    if difference is None:
-        return ""
-    found = difference.interval
-    span = f" ({write_span(found, scale)})" if is_finite(found) else ""
-    return f"{scale.change(found.estimate)} against {baseline}{span}"
-
-
 def _describe_gap(spread: Difference, scale: Scale) -> str:
     before, after = scale.gap(spread.before), scale.gap(spread.after)
     word = "shrank" if spread.after < spread.before else "grew"
@@ -336,18 +298,6 @@ def describe_own(method: Method, scale: Scale) -> list[str]:
             f"{plural(int(both.sum()), 'client')}, {int((gain > 0).sum())} are served better with "
             f"their own part and {int((gain < 0).sum())} worse."
         )
-    return out
-
-
-def describe_undefined(method: Method, scale: Scale) -> list[str]:
-    """Say for whom a metric is not defined, and that they are left out of its summaries."""
-    out = []
-    for kind, record in method.further(scale):
-        lost = np.flatnonzero(np.isnan(record.values) & (record.sizes > 0))
-        if len(lost):
-            names = join_names([method.clients[i] for i in lost])
-            why = f" ({kind.undefined})" if kind.undefined else ""
-            out.append(f"{capital(kind.label)} is not defined for {names}{why}; left out here.")
     return out
 
 

@@ -28,9 +28,6 @@ from equifed.metrics.chance import LEVEL
 from equifed.report.methods import NAMED, Method, Scale, capital, join_names, plural
 from equifed.training.history import History
 
-SPENT = 1e-3
-"""Below this, a training loss leaves the weights of clients nothing to weigh."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -66,7 +63,7 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     clause, notes, names = compare_alone(history, scale)
     joined = f"{found.sentence}; {clause}" if clause and found.sentence else ""
     sentence = joined or found.sentence or capital(clause)  # a client's name stays as it is
-    told = (*found.notes, *_compare_majority(method, scale), *notes, *find_spent_losses(history))
+    told = (*found.notes, *_compare_majority(method, scale), *notes)
     said = f"{sentence}." if sentence else ""
     return Verdict(said, told, found.equal, found.underserved, names)
 
@@ -157,12 +154,6 @@ def _compare_majority(method: Method, scale: Scale) -> Iterator[str]:
             f"{name_clients(low, method.clients)} {verb} served no better than by always "
             f"predicting {whose} most frequent class."
         )
-    one = tuple(names[shares == 1])  # they have nothing above it
-    if one:
-        yield (
-            f"{name_clients(one, method.clients)} {'has' if len(one) == 1 else 'have'} "
-            f"{scale.split} samples of one class only, where an accuracy says little."
-        )
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -198,18 +189,6 @@ def _find_worse(values: Losses, upper: Losses, sizes: Any, some: Any) -> tuple[i
 
     errors = (upper - values)[some] / stdtrit(sizes[some] - 1, 0.975)
     return find_worse_means(values[some], errors, sizes[some])
-
-
-def find_spent_losses(history: History) -> tuple[str, ...]:
-    """Say whether training losses have reached zero, where weights of clients have no grip."""
-    record = history.last("loss", "train")
-    known = np.empty(0) if record is None else record.values[np.isfinite(record.values)]
-    if not known.size or known.max() >= SPENT:
-        return ()
-    return (
-        f"Every client's training loss is at most {known.max():.2g}: nothing is left to trade off, "
-        "so client weights have no effect on this model.",
-    )
 
 
 def find_floor(method: Method, scale: Scale) -> float:
