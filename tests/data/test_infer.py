@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from equifed.data import Federation
-from equifed.data.infer import guess_columns, is_identifier, look_at
+from equifed.data.columns import look_at
+from equifed.data.infer import guess_columns, is_identifier
 from equifed.data.split import DataError, DataWarning
 
 pytestmark = pytest.mark.long

@@ -86,12 +86,11 @@ def init(
 
 def _guess(table: Path, client: str | None, target: str | None, coded: list[str]) -> Guess:
     """Return what the columns are: as given, else as guessed."""
-    from equifed.data.columns import read_columns
+    from equifed.data.columns import look_at, read_columns
     from equifed.data.infer import (
         guess_client,
         guess_columns,
         guess_target,
-        look_at,
     )
 
     columns = read_columns(table)

@@ -8,7 +8,6 @@ text, a gap that would become a class called "None".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias
 
@@ -164,8 +163,6 @@ def _align_inputs(arrays: dict[str, Array], tokens: bool, dtype: Any) -> dict[st
                 f"{where}: features must be {kind}, got {seen}, e.g. {x.ravel()[0]!r}; convert "
                 "them."
             )
-        if tokens and len(x) and x.dtype.kind == "u" and int(x.max()) >= 2**63:
-            raise DataError(f"{where} holds the token {x.max()}; tokens must be below 2**63.")
     chosen = np.dtype(np.int64) if tokens else np.dtype(dtype or _common_float(arrays))
     return _align_shapes(arrays, "features", chosen)
 
@@ -217,7 +214,7 @@ def _join_clients(names: Sequence[str], parts: Sequence[Samples], label: str) ->
     rows = [held.get(name, none) for name in names]
     told = [p.groups for p in rows if p.groups is not None]
     groups = np.concatenate(told) if told else None
-    return replace(Split.from_clients([(p.inputs, p.targets) for p in rows]), groups=groups)
+    return Split.from_clients([(p.inputs, p.targets) for p in rows], groups)
 
 
 # -- classes or values ----------------------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 from equifed.data.split import DataError, Rows, refuse, refuse_twice
 
 BOOLS = (bool, np.bool_)
+CELLS = (str, Real, Decimal, np.bool_, datetime.date, np.datetime64)
+"""What a cell may be."""
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -249,6 +253,50 @@ def name_categories(values: Sequence[Any]) -> list[str | None]:
         return [None if v is None else name_category(v) for v in values]
     known = {v: name_category(v) for v in set(values) if v is not None}
     return [known.get(v) for v in values]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one column holds: kind, rows with and without a value, different values and examples.
+
+    ``most`` is how many rows the most frequent value has, ``span`` how far numbers lie apart.
+    """
+
+    kind: Literal["numbers", "whole", "texts", "dates", "mixed", "empty", "other"]
+    count: int
+    gaps: int
+    different: int
+    most: int
+    examples: tuple[str, ...]
+    span: float = 0.0
+
+
+def look_at(values: Sequence[Any]) -> Look:
+    """Return what a column of cleaned cells holds.
+
+    >>> look_at(["1", "2", None])
+    Look(kind='whole', count=2, gaps=1, different=2, most=1, examples=('1', '2'), span=1.0)
+    """
+    present = [v for v in values if v is not None]
+    counts = Counter(map(name_category, present))
+    most = max(counts.values(), default=0)
+    told = (len(present), len(values) - len(present), len(counts), most, tuple(counts)[:3])
+    if not present:
+        return Look("empty", *told)
+    numbers = to_amounts(present)
+    if numbers is not None:
+        finite = numbers[np.isfinite(numbers)]
+        span = float(np.ptp(finite)) if len(finite) else 0.0
+        return Look("whole" if are_whole(numbers) else "numbers", *told, span)
+    if all(is_date(v) for v in present):
+        return Look("dates", *told)
+    if not all(issubclass(kind, CELLS) for kind in set(map(type, present))):
+        return Look("other", *told)
+    readable = [to_numbers([text]) is not None for text in counts]
+    if any(readable):
+        pair = (list(counts)[readable.index(kind)] for kind in (True, False))
+        return Look("mixed", *told[:4], tuple(pair))
+    return Look("texts", *told)
 
 
 def one_hot(values: Sequence[Any], categories: Sequence[str]) -> NDArray[np.float64]:

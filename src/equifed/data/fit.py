@@ -24,17 +24,20 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equifed.data.columns import (
+    CELLS,
     DECIMAL_COMMA,
     Columns,
+    Look,
     are_whole,
     explain_comma,
     is_date,
+    look_at,
     name_categories,
     name_category,
     naming,
@@ -140,45 +143,19 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
         return {**counts, "texts": len(present)}
     if (to_amounts if auto else to_numbers)(present) is not None:
         return {**counts, "numbers": len(present)}
-    try:
-        seen = Counter((type(v), v) for v in present)  # 1 and True are equal, but not the same
-    except TypeError:
-        _refuse_cell(name, next(v for v in present if getattr(type(v), "__hash__", None) is None))
-    kinds = {key: _tell_cell(name, key[1]) for key in seen}
-    for key, kind in kinds.items():
-        counts[kind] += seen[key]
-    if counts["texts"] and not auto:
-        read_numbers(name, values)  # says which one it is, and what to do
-    first: dict[str, str] = {k: str(value) for (_, value), k in reversed(kinds.items())}
-    if "numbers" in first and len(first) > 1:
-        other = "texts" if "texts" in first else "dates"
-        raise DataError(
-            f"Column {name!r} holds numbers and {'text' if other == 'texts' else other}, e.g. "
-            f"{first['numbers']!r} and {first[other]!r:.60}; correct the odd ones (leave them "
-            "empty if not known), or list it in categorical."
-        )
-    return {**counts, "different": len(seen)}
-
-
-def _tell_cell(name: str, value: Any) -> Literal["numbers", "texts", "dates"]:
-    if to_amounts([value]) is not None:
-        return "numbers"
-    if is_date(value):
-        return "dates"
-    if not isinstance(value, str | bool | np.bool_):
-        _refuse_cell(name, value)
-    if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
-        raise DataError(
-            f"Column {name!r} is not numeric (it has {value!r}); {explain_comma(value)}"
-        )
-    return "texts"
-
-
-def _refuse_cell(name: str, value: Any) -> None:
-    raise DataError(
-        f"Column {name!r} is not numeric: it holds a {type(value).__name__} ({value!r:.60}), "
-        "neither number nor text; convert it or leave the column out."
+    look = look_at(values)
+    refuse(
+        (v for v in present if not isinstance(v, CELLS)),
+        lambda v: (
+            f"Column {name!r} is not numeric: it holds a {type(v).__name__} ({v!r:.60}), neither "
+            "number nor text; convert it or leave the column out."
+        ),
     )
+    _refuse_numbers_in_text(name, present, look, "list it in categorical")
+    if look.kind != "dates" and not auto:
+        read_numbers(name, values)  # says which one it is, and what to do
+    kind = "dates" if look.kind == "dates" else "texts"
+    return {**counts, kind: len(present), "different": look.different}
 
 
 def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
@@ -392,23 +369,24 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
         labels = [str(v) for v in sorted({int(v) for v in numbers.tolist()})]
     else:
         if numbers is None and task is None:
-            _refuse_numbers_in_text(where, values)
+            cure = "say task='classification' if all of them are classes"
+            _refuse_numbers_in_text(name, values, look_at(values), cure)
         labels = sorted({name_category(v) for v in values})
     return {"numeric": numbers is not None, "whole": whole, "labels": labels}
 
 
-def _refuse_numbers_in_text(where: str, values: Sequence[Any]) -> None:
-    """Refuse text that may well be numbers, before each of them becomes a class."""
-    texts, numeric = [str(v) for v in values], [to_amounts([v]) is not None for v in values]
+def _refuse_numbers_in_text(name: str, values: Sequence[Any], look: Look, cure: str) -> None:
+    """Refuse text that may well be numbers, before each of them becomes a category."""
     refuse(
-        (text for text in texts if DECIMAL_COMMA.fullmatch(text)),
-        lambda text: f"{where} holds {text!r}: {explain_comma(text)}",
+        (text for text in values if isinstance(text, str) and DECIMAL_COMMA.fullmatch(text)),
+        lambda text: f"Column {name!r} holds {text!r}: {explain_comma(text)}",
     )
-    if any(numeric):
-        number, word = texts[numeric.index(True)], texts[numeric.index(False)]
+    if look.kind == "mixed":
+        number, odd = look.examples
         raise DataError(
-            f"{where} holds numbers and text, e.g. {number!r} and {word!r}; correct the odd ones, "
-            "or say task='classification' if all of them are classes."
+            f"Column {name!r} holds numbers and {'dates' if is_date(odd) else 'text'}, e.g. "
+            f"{number!r} and {odd!r:.60}; correct the odd ones (leave them empty if not known), or "
+            f"{cure}."
         )
 
 

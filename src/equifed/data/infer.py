@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,12 +11,10 @@ import numpy as np
 
 from equifed.data.columns import (
     Columns,
-    are_whole,
-    is_date,
+    Look,
+    look_at,
     name_categories,
-    name_category,
     refuse_absent,
-    to_amounts,
     to_numbers,
 )
 from equifed.data.fit import combine_targets, describe_target
@@ -55,27 +52,10 @@ NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one column holds: kind, rows with and without a value, different values and examples.
-
-    ``most`` is how many rows the most frequent value has, ``span`` how far numbers lie apart.
-    """
-
-    kind: Literal["numbers", "whole", "texts", "dates", "mixed", "empty", "other"]
-    count: int
-    gaps: int
-    different: int
-    most: int
-    examples: tuple[str, ...]
-    span: float = 0.0
-
-
-@dataclass(frozen=True)
 class Guess:
     """Which column is what, and why: ``left_out`` and ``remarks`` are for the user to read.
 
-    ``codes`` are columns of few whole numbers, which may be categories; ``groups`` could divide
-    the rows.
+    ``groups`` could divide the rows.
     """
 
     client: str
@@ -85,36 +65,7 @@ class Guess:
     left_out: Mapping[str, str]
     remarks: tuple[str, ...]
     categorical: tuple[str, ...] | Literal["auto"] = "auto"
-    codes: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
-
-
-def look_at(values: list[Any]) -> Look:
-    """Return what a column holds.
-
-    >>> look_at(["1", "2", None])
-    Look(kind='whole', count=2, gaps=1, different=2, most=1, examples=('1', '2'), span=1.0)
-    """
-    present = [v for v in values if v is not None]
-    counts = Counter(map(name_category, present))
-    most = max(counts.values(), default=0)
-    told = (len(present), len(values) - len(present), len(counts), most, tuple(counts)[:3])
-    if not present:
-        return Look("empty", *told)
-    numbers = to_amounts(present)
-    if numbers is not None:
-        finite = numbers[np.isfinite(numbers)]
-        span = float(np.ptp(finite)) if len(finite) else 0.0
-        return Look("whole" if are_whole(numbers) else "numbers", *told, span)
-    if all(is_date(v) for v in present):
-        return Look("dates", *told)
-    if not all(isinstance(v, str | bool | np.bool_ | int | float | np.number) for v in present):
-        return Look("other", *told)
-    readable = [to_amounts([v]) is not None for v in present]
-    if any(readable):
-        pair = (str(present[readable.index(kind)]) for kind in (True, False))
-        return Look("mixed", *told[:4], tuple(pair))
-    return Look("texts", *told)
 
 
 def guess_client(looks: Mapping[str, Look], rows: int) -> list[str]:
@@ -166,21 +117,17 @@ def guess_columns(columns: Columns, client: str, target: str, coded: Sequence[st
         lambda name: f"There is no feature {name!r}; there are {', '.join(kept)}.",
     )
     categorical = tuple(n for n in kept if looks[n].kind == "texts" or n in coded)
-    codes = tuple(
-        n for n in kept if looks[n].kind == "whole" and 3 <= looks[n].different <= MOST_CODES
-    )
     remarks = [
         f"{n}: {looks[n].different} different whole numbers, taken as amounts; if they are codes, "
         "list the column in categorical"
-        for n in codes
-        if n not in coded
+        for n in kept
+        if looks[n].kind == "whole" and 3 <= looks[n].different <= MOST_CODES and n not in coded
     ]
     remarks += _find_remarks(columns, looks, (client, *kept, target))
     if task == "classification":
         remarks += find_leaks(columns, kept, target)
     return Guess(
         client, target, kept, task, left_out, tuple(remarks), categorical if coded else "auto",
-        codes=codes,
         groups=tuple(n for n, look in others.items() if reasons[n] == _describe_group(look)),
     )  # fmt: skip
 

@@ -97,16 +97,9 @@ class Split:
             object.__setattr__(self, "groups", name_groups(self.groups, len(self.inputs)))
 
     @classmethod
-    def from_clients(cls, clients: Sequence[tuple[Any, ...]]) -> Self:
-        """Join one ``(inputs, targets)`` pair per client, all of the same shape and dtype.
-
-        Triples ``(inputs, targets, groups)`` say which group each sample belongs to.
-        """
+    def from_clients(cls, clients: Sequence[tuple[Any, Any]], groups: Array | None = None) -> Self:
+        """Join one ``(inputs, targets)`` pair per client, all of the same shape and dtype."""
         inputs, targets = ([np.asarray(part[k]) for part in clients] for k in (0, 1))
-        told = [name_groups(part[2], len(part[0])) for part in clients if len(part) > 2]
-        if told and len(told) < len(clients):
-            raise DataError("Some clients have groups and some have none; give all of them groups.")
-        groups = np.concatenate(told) if told else None
         return cls(np.concatenate(inputs), np.concatenate(targets), _offsets(inputs), groups)
 
     @property

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equifed.contract.streams import Stream
 from equifed.data.columns import Columns, one_hot, read_columns
 from equifed.data.federation import Federation, standardise
-from equifed.data.split import DataError, Split, refuse
+from equifed.data.split import DataError, Split, refuse, refuse_any
 from equifed.datasets.files import as_images
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -256,19 +256,13 @@ def synthetic_regression(
         (name for name, count in counts.items() if count < 1),
         lambda name: f"synthetic-regression: {name} must be at least 1, got {counts[name]}.",
     )
-    if clients * samples * features > MOST_NUMBERS:
-        raise DataError(
-            f"synthetic-regression: {clients} clients x {samples} samples x {features} features "
-            f"are more than {MOST_NUMBERS:,} numbers; ask for fewer."
-        )
-    if clients > MOST_CLIENTS:
-        raise DataError(
-            f"synthetic-regression: clients must be at most {MOST_CLIENTS:,}, got {clients}."
-        )
-    if not (0 <= scale < math.inf and 0 <= shift < math.inf):
-        raise DataError(
-            f"synthetic-regression: scale {scale} and shift {shift} must be finite and >= 0."
-        )
+    refuse_any(
+        (clients * samples * features > MOST_NUMBERS or clients > MOST_CLIENTS,
+         f"synthetic-regression: {clients} clients x {samples} samples x {features} features are "
+         f"too many (at most {MOST_CLIENTS:,} clients, {MOST_NUMBERS:,} numbers); ask for fewer."),
+        (not (0 <= scale < math.inf and 0 <= shift < math.inf),
+         f"synthetic-regression: scale {scale} and shift {shift} must be finite and >= 0."),
+    )  # fmt: skip
     stream = Stream(seed).at("synthetic-regression")
     common = scale * stream.at("model").generator().standard_normal(features)
     data = []
