@@ -71,13 +71,11 @@ def test_predictions_are_those_in_process_row_by_row(run: Path, tmp_path: Path) 
     assert (found["prediction"] == np.array(["no", "yes"])[wanted.argmax(axis=1)]).all()
 
 
-def test_the_target_need_not_be_there_and_columns_can_be_kept(run: Path, tmp_path: Path) -> None:
+def test_the_target_need_not_be_there(run: Path, tmp_path: Path) -> None:
     rows = pd.read_csv(run / "rows.csv").drop(columns=["ill", "site"]).assign(note="x")
     rows.to_csv(tmp_path / "rows.csv", index=False)
-    plain = equifed("predict", run / "out", tmp_path / "rows.csv").stdout.splitlines()
-    kept = equifed("predict", run / "out", tmp_path / "rows.csv", "--keep").stdout.splitlines()
-    assert kept[0] == "age,income,arm,note," + plain[0]
-    assert [line.split(",", 4)[4] for line in kept] == plain
+    plain = equifed("predict", run / "out", tmp_path / "rows.csv").stdout
+    assert plain == equifed("predict", run / "out", run / "rows.csv").stdout
 
 
 def test_a_loaded_history_has_the_model(run: Path) -> None:

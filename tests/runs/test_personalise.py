@@ -174,7 +174,7 @@ def test_a_client_that_comes_later_fits_its_own_part(tmp_path: Path) -> None:
 
     out = tmp_path / "west"
     told = call(new, "--client", "West", "--out", str(out))
-    assert told.exit_code == 0 and "fitted to 60 rows" in told.output, told.output
+    assert told.exit_code == 0 and "own part fitted" in told.output, told.output
     given = ef.load_predictor(out, trust=True)
     weights = load_file(out / "model.safetensors")
     rows = whole[whole.hospital == "West"]
@@ -192,7 +192,7 @@ def test_a_client_that_comes_later_fits_its_own_part(tmp_path: Path) -> None:
         ([new, "--client", "North", "--out", "x"], "took part in training"),
         ([trained, "--client", "West", "--out", "x"], "of 'West', with its own part; got a row of"),
         ([new, "--client", "West", "--own", "head"], "for the run's clients"),
-        (["--client", "West"], "about a new client's rows"),
+        (["--client", "West"], "for a new client's ROWS"),
     ):
         said = call(*arguments)
         assert said.exit_code == 2 and message in " ".join(said.output.split()), said.output

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,9 +42,6 @@ def predict(
         Path | None, typer.Option(help="CSV file to write; standard output by default.")
     ] = None,
     client: Client = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Put the columns of the table before the predictions.")
-    ] = False,
     personalised: Personalised = False,
     trust: Trust = False,
 ) -> None:
@@ -61,11 +57,6 @@ def predict(
     for sentence in find_strangers(predictor, table, client):
         typer.echo(f"equifed: warning: {sentence}", err=True)
     columns = _predict_columns(predictor, table, client)
-    if keep:
-        twice = [name for name in columns if name in table]
-        if twice:
-            raise ValueError(f"The table has a column {twice[0]!r} already; leave out --keep.")
-        columns = {**table, **columns}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -115,9 +106,6 @@ def personalise(
     ] = None,
     client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
     out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
-    own_l2: Annotated[
-        float | None, typer.Option(help="With ROWS: penalty of its own part; that of training.")
-    ] = None,
     personalised: Personalised = False,
     trust: Trust = False,
     json: Json = False,
@@ -131,60 +119,32 @@ def personalise(
     from equifed.runs.personalise import describe
     from equifed.runs.personalise import personalise as fit
 
-    if rows is not None:
-        if {own, temperature, penalty, lr, steps} != {None}:
-            raise ValueError(
-                "--own, --temperature, --penalty, --lr and --steps are for the run's clients."
-            )
-        _personalise_newcomer(run, rows, client, out, own_l2, personalised, trust, json)
-        return
-    if (client, out, own_l2) != (None, None, None) or personalised:
+    of_run, of_new = (own, temperature, penalty, lr, steps), (client, out, personalised or None)
+    if any(given is not None for given in (of_new if rows is None else of_run)):
         raise ValueError(
-            "--client, --out, --own-l2 and --personalised are about a new client's rows: "
-            "equifed personalise RUN rows.csv --client NAME --out FOLDER"
+            "--own, --temperature, --penalty, --lr and --steps are for the run's clients; "
+            "--client, --out and --personalised are for a new client's ROWS."
         )
+    if rows is not None:
+        _fit_new_client(run, rows, client, out, personalised, trust)
+        return
     found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
                 steps=steps, trust=trust)  # fmt: skip
     path = found.save(run)
     if json:
         print_json({"run": str(run), **found.to_dict()})
         return
-    title = f"{found.metric or 'no test split, nothing measured'}: before and after"
-    right = ("test", "before", "after", "change", "95 % limits")
-    _print_table(title, ("client", "fitted on"), right, map(_list_changes, found.rows()))
+    title = f"{found.metric or 'no test split, nothing measured'}: before and after, 95 % limits"
+    _print_records(title, found.rows())
     if (average := found.average) is not None:
         told = f"{average.lower:+.3g} to {average.upper:+.3g}"
         typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
     typer.echo(f"{describe(found)}: {path}", err=True)
 
 
-def _list_changes(row: dict[str, Any]) -> list[str]:
-    limits = "" if row["lower"] is None else f"{row['lower']:+.3g} to {row['upper']:+.3g}"
-    shown = [_show(row["before"]), _show(row["after"]), _show(row["change"], "+")]
-    return [row["client"], row["fitted_on"], str(row["test"]), *shown, limits]
-
-
-def _print_table(
-    title: str, left: Iterable[str], right: Iterable[str], rows: Iterable[Sequence[str]]
+def _fit_new_client(
+    run: Path, rows: Path, client: str | None, out: Path | None, personalised: bool, trust: bool
 ) -> None:
-    """Print a table whose first columns are text and whose others are numbers."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None)
-    for name in left:
-        table.add_column(name)
-    for name in right:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    open_console(stdout=True).print(table)
-
-
-def _personalise_newcomer(
-    run: Path, rows: Path, client: str | None, out: Path | None, own_l2: float | None,
-    personalised: bool, trust: bool, json: bool,
-) -> None:  # fmt: skip
-    from equifed.data.columns import read_columns
     from equifed.models.export import export as write
     from equifed.runs.load import load_predictor
 
@@ -192,14 +152,9 @@ def _personalise_newcomer(
         raise ValueError(
             "Say the new client's name and where to write its model: --client NAME --out FOLDER."
         )
-    table = read_columns(rows)
     predictor = load_predictor(run, personalised=personalised, trust=trust)
-    write(predictor.for_new_client(table, client=client, own_l2=own_l2), out, program=True)
-    count = len(next(iter(table.values())))
-    if json:
-        print_json({"run": str(run), "client": client, "rows": count, "out": str(out)})
-        return
-    typer.echo(f"own part fitted to {count} rows: equifed predict {out} NEW.csv --trust", err=True)
+    write(predictor.for_new_client(rows, client=client), out, program=True)
+    typer.echo(f"own part fitted: equifed predict {out} NEW.csv --trust", err=True)
 
 
 def evaluate(
@@ -214,18 +169,28 @@ def evaluate(
         print_json({"run": str(run), "rows": str(rows), "metrics": measured})
         return
     for drift in found:
-        then = f"at training ({drift.split})" if drift.split else "at training"
-        lines = (
-            (row["client"], str(row["rows"]), _show(row["now"]), _show(row["at_training"]),
-             _show(row["change"], "+"))
-            for row in drift.rows()
-        )  # fmt: skip
-        title, right = f"{drift.metric} on {rows}", ("rows", "now", then, "change")
-        _print_table(title, ("client",), right, lines)
+        then = f"at training ({drift.split})" if drift.split else "not measured at training"
+        _print_records(f"{drift.metric} now, and {then}", drift.rows())
 
 
-def _show(value: float | None, sign: str = "") -> str:
-    return "" if value is None or math.isnan(value) else f"{value:{sign}.4g}"
+def _print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Print records of the same fields as a table."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None)
+    for name, value in records[0].items():
+        table.add_column(
+            name.replace("_", " "), justify="left" if isinstance(value, str) else "right"
+        )
+    for record in records:
+        table.add_row(*map(_show, record.values()))
+    open_console(stdout=True).print(table)
+
+
+def _show(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def export(
@@ -271,7 +236,7 @@ def evidence(
     trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pack what an auditor asks about a run into one zip: files, and which answers what."""
+    """Bundle a run for auditors: one zip with an index."""
     from equifed.runs.evidence import pack_evidence
 
     path = pack_evidence(run, out, with_model=not without_model, overwrite=overwrite, trust=trust)
