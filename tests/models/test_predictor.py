@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from tests.problems import classification, regression
 from torch import nn
 
@@ -130,52 +129,6 @@ def test_losses_without_probabilities_say_so() -> None:
         predictor.predict_proba(draw_table())
 
 
-# -- thresholds ------------------------------------------------------------------------------------
-
-
-def test_thresholds_are_per_client_and_half_for_others() -> None:
-    history, rows = fit()[1], draw_table(seed=3)
-    chance = history.predictor().predict_proba(rows)[:, 1]
-    limits = np.where(rows["site"] == "n", 0.8, 0.5)
-    wanted = np.where(chance >= limits, "yes", "no")
-    predictor = history.predictor(thresholds={"n": 0.8})
-    assert (predictor.predict(rows) == wanted).all()
-    unowned = rows.drop(columns="site")
-    assert (predictor.predict(unowned, client=rows["site"].tolist()) == wanted).all()
-    assert (predictor.predict(unowned, client="n") == np.where(chance >= 0.8, "yes", "no")).all()
-    with pytest.raises(DataError, match="say whose rows"):
-        predictor.predict(unowned)
-    with pytest.raises(DataError, match="no client 'x'; there are"):
-        predictor.predict(unowned, client="x")
-    with pytest.raises(ValueError, match="there is no client 'x'"):
-        history.predictor(thresholds={"x": 0.5})
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got 1.5"):
-        history.predictor(thresholds={"n": 1.5})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rule", ["accuracy", "balanced_accuracy"])
-def test_fitted_thresholds_are_the_best_on_a_grid(rule) -> None:
-    score = {"accuracy": accuracy_score, "balanced_accuracy": balanced_accuracy_score}[rule]
-    plain, rows = fit()[1].predictor(), draw_table(seed=4)
-    fitted = plain.fit_thresholds(rows, rows["ill"], rule=rule)
-    for _, mine in rows.groupby("site"):
-        found = score(mine["ill"], fitted.predict(mine))
-        chance = plain.predict_proba(mine)[:, 1]
-        for limit in np.linspace(0, 1, 51):
-            other = np.where(chance >= limit, "yes", "no")
-            assert found >= score(mine["ill"], other) - 1e-12
-    one_class = rows[rows["ill"] == "yes"]
-    assert set(plain.fit_thresholds(one_class, one_class["ill"]).thresholds.values()) == {0.5}
-    with pytest.raises(ValueError, match="rule is"):
-        plain.fit_thresholds(rows, rows["ill"], rule="f1")
-
-
-def test_thresholds_are_for_two_classes() -> None:
-    with pytest.raises(ValueError, match="two classes"):
-        Predictor(nn.Linear(1, 3), (1,), ("a", "b", "c"), "softmax", thresholds={"n": 0.1})
-
-
 # -- what is wrong is said -------------------------------------------------------------------------
 
 
@@ -206,7 +159,7 @@ def test_wrong_rows_are_refused_one_by_one() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_an_exported_program_predicts_the_same(tmp_path, model) -> None:
-    predictor = fit(model)[1].predictor(thresholds={"n": 0.3})
+    predictor = fit(model)[1].predictor()
     written = export(predictor, tmp_path, program=True)
     assert all(path.exists() for path in written)
     again = load_exported(tmp_path)

@@ -1,6 +1,6 @@
 """A predictor as files that need no configuration, no data and, but for the first, no equifed.
 
-* ``predictor.json``: classes, shapes, thresholds; ``preparation.json``: how a table becomes
+* ``predictor.json``: classes, shapes; ``preparation.json``: how a table becomes
   features, where there was one; ``model.safetensors``: the weights.
 * ``model.pt2``: the module as a program of ``torch.export``, for ``torch.export.load``.
 * ``model.onnx``: the same for ONNX runtimes.
@@ -76,7 +76,6 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "classes": None if predictor.classes is None else list(predictor.classes),
         "link": predictor.link,
         "clients": list(predictor.clients),
-        "thresholds": dict(predictor.thresholds),
         "target_shape": list(predictor.outputs_shape),
         "only": predictor.only,
         "preparation_sha256": None if prepared is None else prepared.digest(),
@@ -92,6 +91,8 @@ def load_exported(folder: str | Path) -> Predictor:
             f"{path / DESCRIPTION} has the format {told.get('format')}, this version reads "
             f"{FORMAT}; export the run again."
         )
+    if told.get("thresholds"):
+        raise ValueError(f"{path} has thresholds of clients, which are gone; export the run again.")
     if not (path / PROGRAM).exists():
         raise ValueError(
             f"{path} holds no program ({PROGRAM}); export the run again with --torch, or give the "
@@ -104,7 +105,6 @@ def load_exported(folder: str | Path) -> Predictor:
         link=told["link"],
         preparation=_read_preparation(path, told["preparation_sha256"]),
         clients=tuple(told["clients"]),
-        thresholds=told["thresholds"],
         tokens=told["input_dtype"] == "int64",
         outputs_shape=tuple(told["target_shape"]),
         only=told.get("only"),

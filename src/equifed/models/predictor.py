@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from equifed.models.own_part import OwnParameters, check_own, fit_new_client, mo
 
 Array: TypeAlias = NDArray[Any]
 Link: TypeAlias = Literal["softmax", "sigmoid"] | None
-
-Rule: TypeAlias = Literal["accuracy", "balanced_accuracy"]
-"""What a threshold makes as large as possible."""
 
 LINKS: dict[str | None, Link] = {"cross_entropy": "softmax", "binary_logistic": "sigmoid"}
 """What makes probabilities of a module's outputs, by the loss that it was trained with."""
@@ -63,9 +60,6 @@ class Predictor:
         How a table becomes features.
     clients : tuple of str
         Who took part in training.
-    thresholds : mapping of client to float
-        From which probability on the second of two classes is predicted for rows of a client; 0.5
-        for those not in it.
     tokens : bool
         Samples are indices, not numbers.
     outputs_shape : tuple of int
@@ -87,7 +81,6 @@ class Predictor:
     link: Link = None
     preparation: Preparation | None = None
     clients: tuple[str, ...] = ()
-    thresholds: Mapping[str, float] = field(default_factory=dict)
     tokens: bool = False
     outputs_shape: tuple[int, ...] = ()
     own: OwnParameters = field(default_factory=dict)
@@ -97,16 +90,6 @@ class Predictor:
 
     def __post_init__(self) -> None:
         check_own(self.module, self.own, self.clients)
-        if not self.thresholds:
-            return
-        if self.classes is None or len(self.classes) != 2 or self.link is None:
-            raise ValueError("Thresholds are for two classes with probabilities.")
-        for name, value in self.thresholds.items():
-            if self.clients and name not in self.clients:
-                known = ", ".join(self.clients[:12])
-                raise ValueError(f"thresholds: there is no client {name!r}; there are {known}.")
-            if not 0 <= value <= 1:
-                raise ValueError(f"The threshold of {name!r} must lie in [0, 1], got {value}.")
 
     def __repr__(self) -> str:
         what = "values" if self.classes is None else f"classes {', '.join(self.classes[:6])}"
@@ -131,20 +114,14 @@ class Predictor:
         rows : DataFrame, mapping of columns, path or array
             The samples.
         client : str or sequence of str, optional
-            Whose rows they are: of all, or one by one; it matters where clients have own parts,
-            thresholds or scales of their own. By default the table's client column says it.
+            Whose rows they are: of all, or one by one; it matters where clients have own parts or
+            scales of their own. By default the table's client column says it.
         """
         if self.classes is None:
             values = self._outputs(rows, client)
             return values.reshape(len(values), *self.outputs_shape)
-        rows = _read(rows)
-        if self.thresholds:
-            chance = self.predict_proba(rows, client)[:, 1]
-            owners = self._owners(rows, client, len(chance))
-            chosen = (chance >= [self.thresholds.get(who, 0.5) for who in owners]).astype(int)
-        else:
-            scores = self.decision_function(rows, client)
-            chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        scores = self.decision_function(rows, client)
+        chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(np.asarray(self.classes)[chosen])
 
     def predict_proba(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
@@ -195,19 +172,11 @@ class Predictor:
         """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
         return self.run_module(self.module, features)
 
-    def with_thresholds(self, thresholds: Mapping[str, float]) -> Predictor:
-        """Return the same predictor with these thresholds."""
-        return replace(self, thresholds=dict(thresholds))
-
     def for_client(self, client: str) -> Predictor:
         """Return what predicts for one client alone: its own part is in the module."""
         if not self.own:
             raise ValueError("The model has no own parts, it is the same for every client.")
-        module = self.module_for(client)
-        limits = {name: t for name, t in self.thresholds.items() if name == client}
-        return replace(
-            self, module=module, clients=(client,), thresholds=limits, own={}, only=client
-        )
+        return replace(self, module=self.module_for(client), clients=(client,), own={}, only=client)
 
     def module_for(self, client: str) -> nn.Module:
         """Return the module with a client's own part, where there is one."""
@@ -243,7 +212,7 @@ class Predictor:
             raise ValueError("The model has no own parts, it is the same for new clients, too.")
         if client in self.clients:
             raise ValueError(f"{client!r} took part in training; use for_client({client!r}).")
-        mean = replace(self, clients=(client,), thresholds={}, own={}, only=client)
+        mean = replace(self, clients=(client,), own={}, only=client)
         if rows is None and targets is None:
             return mean
         rows = _read(rows)
@@ -274,26 +243,6 @@ class Predictor:
                 f"it has {', '.join(list(rows)[:20])}."
             )
         return rows[target]
-
-    def fit_thresholds(
-        self, rows: Any, targets: Sequence[Any] | Array, client: Sequence[str] | None = None,
-        rule: Rule = "balanced_accuracy",
-    ) -> Predictor:  # fmt: skip
-        """Return the predictor with the thresholds that serve every client's rows best.
-
-        They make ``rule`` as large as possible. Take validation rows: on training rows thresholds
-        look better than they are. Among equally good ones the nearest to 0.5 is taken, which a
-        client without rows of both classes keeps. ``targets`` are class names.
-        """
-        rows = _read(rows)
-        chance = self.predict_proba(rows, client)
-        if chance.shape[1] != 2:
-            raise ValueError("Thresholds are for two classes.")
-        truth = self.encode_targets(targets)
-        groups = group_rows(self._owners(rows, client, len(chance)))
-        found = {name: best_threshold(chance[mine, 1], truth[mine], rule)
-                 for name, mine in groups.items()}  # fmt: skip
-        return self.with_thresholds({**self.thresholds, **found})
 
     def encode_targets(self, targets: Sequence[Any] | Array) -> Array:
         """Return class numbers of class names, or values of a regression."""
@@ -356,19 +305,6 @@ class Predictor:
                 f"This is the model of {self.only!r}, with its own part; got a row of {strange!r}: "
                 "take that client's model, or the predictor of the run."
             )
-        return owners
-
-    def _owners(self, rows: Any, client: str | Sequence[str] | None, count: int) -> list[str]:
-        """Return the client of every row, where thresholds ask for it."""
-        owners = self._find_owners(rows, client, count)
-        if owners is None:
-            raise DataError(
-                "Clients have thresholds of their own: say whose rows these are (client=NAME)."
-            )
-        for name in owners if self.clients else ():
-            if name not in self.clients:
-                known = ", ".join(self.clients[:12])
-                raise DataError(f"There is no client {name!r}; there are {known}.")
         return owners
 
 
@@ -445,23 +381,3 @@ def _say_shared(own: OwnParameters, why: str) -> None:
         UserWarning,
         stacklevel=2,
     )
-
-
-def best_threshold(chance: NDArray[Any], truth: NDArray[Any], rule: Rule) -> float:
-    """Return the threshold with the best score, the nearest to 0.5 among equals.
-
-    >>> best_threshold(np.array([0.125, 0.25, 0.375]), np.array([0, 0, 1]), "accuracy")
-    0.3125
-    """
-    if rule not in get_args(Rule):
-        raise ValueError(f"rule is 'accuracy' or 'balanced_accuracy', got {rule!r}.")
-    if len(set(truth.tolist())) < 2:
-        return 0.5
-    levels = np.unique(chance)
-    cuts = np.unique([0.5, *(levels[:-1] + levels[1:]) / 2, levels[0] / 2, (levels[-1] + 1) / 2])
-    yes, no = np.sort(chance[truth == 1]), np.sort(chance[truth == 0])
-    found, spared = len(yes) - np.searchsorted(yes, cuts), np.searchsorted(no, cuts)
-    both = found / len(yes) + spared / len(no)
-    score = (found + spared) / len(truth) if rule == "accuracy" else both / 2
-    best = cuts[score >= score.max() - 1e-12]
-    return float(best[np.abs(best - 0.5).argmin()])

@@ -32,7 +32,7 @@ def write_card(
     told : mapping
         Its ``run.json``: versions, data, checksums.
     predictor : mapping
-        The description of its predictor: classes, features, thresholds.
+        The description of its predictor: classes, features.
     preparation : str, optional
         What was done to the columns of a table.
     left_out : sequence of (column, reason)
@@ -131,9 +131,6 @@ def _list_limits(history: History, predictor: Mapping[str, Any]) -> list[str]:
         if split == "train":
             lines.append("- Measured on training samples alone: expect worse on new ones.")
     lines += [f"- {sentence}" for sentence in history.summary()["warnings"]]
-    if predictor["thresholds"]:
-        pairs = [f"{name} {value:g}" for name, value in predictor["thresholds"].items()]
-        lines.append(f"- Thresholds of clients: {join_names(pairs, 12)}.")
     lines.append(
         "- Nothing is known about clients that took no part, about rows unlike those of training, "
         "and about groups inside clients. `equifed evaluate` measures new labelled rows."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,9 +127,7 @@ class History:
         module: nn.Module = self.predictor().module
         return module
 
-    def predictor(
-        self, thresholds: Mapping[str, float] | None = None, *, trust: bool = False
-    ) -> Any:
+    def predictor(self, *, trust: bool = False) -> Any:
         """Return what predicts for new rows with the model that was given out.
 
         It is a :class:`equifed.models.predictor.Predictor`: rows are prepared as the training rows
@@ -137,8 +135,6 @@ class History:
 
         Parameters
         ----------
-        thresholds : mapping of client to float, optional
-            From which probability on the second of two classes is predicted for a client's rows.
         trust : bool
             Load the code that the folder of a loaded run names; see :func:`equifed.load_predictor`.
         """
@@ -153,7 +149,7 @@ class History:
                 "sees vectors alone. Load `parameters` into your module, or give the run a folder "
                 "and use equifed.load_predictor(folder)."
             )
-        return self.trained if thresholds is None else self.trained.with_thresholds(thresholds)
+        return self.trained
 
     def personalise(
         self, data: Any = None, own: str | Sequence[str] = "bias", **options: Any
