@@ -18,7 +18,6 @@ from equifed.objectives import (
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
-    LpDistance,
     Proportional,
     QFair,
     RelativeFairness,
@@ -128,10 +127,7 @@ def max_over_side(side: Any, losses: Array) -> float:
     n = losses.size
     if isinstance(side, Average):
         return float(shares(side.prior, n) @ losses)
-    if isinstance(side, HeterogeneousCVaR):
-        caps = shares(side.sizes, n) / np.asarray(side.tails)
-    else:
-        caps = np.full(n, 1.0 if isinstance(side, WorstCase) else min(1.0, 1 / (side.tail * n)))
+    caps = np.full(n, 1.0 if isinstance(side, WorstCase) else min(1.0, 1 / (side.tail * n)))
     left, total = 1.0, 0.0
     for i in np.argsort(-losses):
         total += min(caps[i], left) * losses[i]
@@ -185,10 +181,6 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             away = w - shares(objective.prior, n)
             penalty = cp.sum_squares(away) / 2
             return simplex, objective.strength * penalty
-        case LpDistance():
-            away = cp.abs(w - shares(objective.prior, n))
-            power = cp.sum(cp.power(away, objective.power)) / objective.power
-            return simplex, objective.strength * power
         case Tilted(tilt=0.0):
             return solver_parts(Average(objective.prior), w)
         case Tilted():

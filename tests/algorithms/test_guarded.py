@@ -373,8 +373,8 @@ def test_a_configuration_has_a_guard_that_is_read_back(given: Any) -> None:
 def test_a_configuration_says_what_is_wrong_with_a_guard() -> None:
     with pytest.raises(ConfigError, match="guard"):
         RunConfig.from_dict({**TABLE, "guard": "sometimes"})
-    lp = {"name": "afl", "objective": {"name": "lp-distance", "power": 3.0, "strength": 0.5}}
-    with pytest.raises(ConfigError, match=r"guard: LpDistance.*cap = 1"):
+    lp = {"name": "afl", "objective": {"name": "l1-distance", "strength": 0.5}}
+    with pytest.raises(ConfigError, match=r"guard: L1Distance.*cap = 1"):
         RunConfig.from_dict({**TABLE, "algorithm": lp, "guard": "on"})
 
 

@@ -22,7 +22,6 @@ from equifed.objectives import (
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
-    LpDistance,
     ProjectedGradient,
     Proportional,
     QFair,
@@ -80,9 +79,6 @@ CATALOGUE: dict[str, Builder] = {
     "l1": lambda order: L1Distance(0.3),
     "l1 by size": lambda order: L1Distance(0.1, sizes(order)),
     "l2 squared by size": lambda order: L2Distance(0.7, sizes(order)),
-    "l1.5": lambda order: LpDistance(1.5, 0.4),
-    "l2": lambda order: LpDistance(2.0, 0.7, sizes(order)),
-    "l4 by size": lambda order: LpDistance(4.0, 0.9, sizes(order)),
     "tilted": lambda order: Tilted(3.0, sizes(order)),
     "tilted, not at all": lambda order: Tilted(0.0),
     "transport": lambda order: Transport(0.6, costs(order)),
@@ -96,12 +92,6 @@ CATALOGUE: dict[str, Builder] = {
     "relative, palma": lambda order: RelativeFairness(0.5, CVaR(0.1), CVaR(0.4), rho=0.1),
     "relative, worst over average": lambda order: RelativeFairness(
         0.4, WorstCase(), Average(sizes(order))
-    ),
-    "relative, unequal over best": lambda order: RelativeFairness(
-        0.4, HeterogeneousCVaR(tails(order), sizes(order)), WorstCase()
-    ),
-    "relative, unequal over average": lambda order: RelativeFairness(
-        0.5, HeterogeneousCVaR(tails(order), sizes(order)), HeterogeneousCVaR(1.0), rho=0.1
     ),
     "relative, average over best": lambda order: RelativeFairness(
         0.25, Average(), CVaR(0.5), rho=0.3

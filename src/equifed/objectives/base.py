@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.entropic import tilt
-from equifed.objectives.projections import Permutahedron, project_capped_simplex
+from equifed.objectives.projections import Permutahedron, project_capped_simplex, tilt
 
 
 class Objective(ABC):

@@ -24,9 +24,8 @@ from equifed.objectives.base import (
 )
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase
-from equifed.objectives.entropic import entropic_prox, tilt
 from equifed.objectives.kl import KL, Tilted
-from equifed.objectives.projections import Permutahedron, cut_corner
+from equifed.objectives.projections import Permutahedron, cut_corner, entropic_prox, tilt
 from equifed.objectives.relative_fairness import RelativeFairness
 
 

@@ -19,7 +19,7 @@ from equifed.objectives.base import (
     normalise,
 )
 from equifed.objectives.cvar import WorstCase
-from equifed.objectives.entropic import entropic_prox, tilt
+from equifed.objectives.projections import entropic_prox, tilt
 
 _FAR = 1e300  # scaled losses beyond this are treated as equal, so that no claim overflows
 _FEEBLE = 1e-200  # a penalty this small changes no digit

@@ -10,7 +10,7 @@ from typing_extensions import override
 from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.base import Adapted, PriorPenalty, WithPrior, check_step, check_vector
 from equifed.objectives.cvar import Average
-from equifed.objectives.entropic import entropic_prox, tilt
+from equifed.objectives.projections import entropic_prox, tilt
 
 
 @dataclass(frozen=True)
