@@ -27,7 +27,6 @@ from equifed.objectives import (
     L2Distance,
     RelativeFairness,
     SaddleObjective,
-    Tilted,
     Transport,
     WorstCase,
 )
@@ -273,7 +272,7 @@ OBJECTIVES: dict[str, Draw] = {
     "KL": lambda draw, n: KL(10 ** draw.uniform(-1, 1)),
     "l1 distance": lambda draw, n: L1Distance(10 ** draw.uniform(-1, 0)),
     "l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 1)),
-    "tilted": lambda draw, n: Tilted(10 ** draw.uniform(-1, 1)),
+    "weak l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 0)),
     "transport": _transport,
     "relative fairness, phi=0": lambda draw, n: RelativeFairness(
         0.0, CVaR(max(0.3, 1 / n)), CVaR(max(0.3, 1 / n))

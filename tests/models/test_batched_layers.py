@@ -13,7 +13,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
-from equifed.models.batched_layers import WrittenConv2d, write_out
+from equifed.models.layers import WrittenConv2d, write_out
 from equifed.models.losses import cross_entropy
 
 RECURRENT = [

@@ -14,8 +14,8 @@ from equifed.contract.streams import Stream
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
 from equifed.models import build
-from equifed.models.dropout import AddressedAttention
 from equifed.models.flat import FlatModel
+from equifed.models.layers import AddressedAttention
 from equifed.models.losses import cross_entropy
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from equifed.algorithms import FedAvg
 from equifed.contract.local import LocalSGD
 from equifed.engines.simulate import simulate
-from equifed.models.dropout import AddressedAttention, address_dropout, draw_factors
+from equifed.models.layers import AddressedAttention, address_dropout, draw_factors
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long

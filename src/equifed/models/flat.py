@@ -29,7 +29,7 @@ from equifed.models.checks import (
     explain_inputs,
     find_slots,
 )
-from equifed.models.dropout import address_dropout
+from equifed.models.layers import address_dropout
 from equifed.models.losses import SampleLoss
 from equifed.models.own_part import OwnPart, check_effect
 

@@ -34,8 +34,8 @@ from equifed.engines.stacked.gradient_rules import (
 )
 from equifed.engines.threads import Precision, empty_rows, products_in
 from equifed.models.checks import is_plain
-from equifed.models.dropout import AddressedDropout
 from equifed.models.flat import FlatModel
+from equifed.models.layers import AddressedDropout
 from equifed.models.losses import SampleLoss, cross_entropy
 
 FUSED = 1 << 14

@@ -19,8 +19,8 @@ from torch.func import grad_and_value, vmap
 from typing_extensions import override
 
 from equifed.engines.threads import Precision, products_in
-from equifed.models.batched_layers import write_out
 from equifed.models.flat import FlatModel
+from equifed.models.layers import write_out
 
 
 @dataclass(frozen=True)
