@@ -13,6 +13,7 @@ from equifed.contract import Clients, Index, Info, LastModel, Losses, Proof, Str
 from equifed.contract.absence import check_participation
 from equifed.contract.algorithm import Bound
 from equifed.contract.arrays import ClientVectors
+from equifed.contract.curvature import CurvatureSum
 from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
 from equifed.steps.metric import (
     Metric,
@@ -77,7 +78,7 @@ class FairNewton(LastModel):
     ----------
     objective : SaddleObjective
         Set and penalty of the weights.
-    metric : {"auto", "full", "low-rank", "diagonal"}
+    metric : {"auto", "full", "low-rank"}
         What of the Hessians is summed. ``"auto"`` is full, and of low rank for very large models.
     patience : int
         Rounds without an answer after which a client leaves Lambda until it is back.
@@ -144,7 +145,7 @@ class FairNewton(LastModel):
             form = "the inner products of the clients' gradients are hidden from the server"
         elif len(clients.names) <= MOST_CLIENTS:
             form = self._without_convexity(clients) or choose_form(clients, x, self.metric)
-        if isinstance(form, str) and form not in ("full", "blocks", "diagonal"):
+        if isinstance(form, str) and form not in ("full", "blocks"):
             raise ValueError(f"FairNewton cannot run here: {form}. Use ScaffPD.")
         return MetricSizes(1.0, 0.0, 0.0, form=form)
 
@@ -173,17 +174,10 @@ class FairNewton(LastModel):
             size = size.corrected(x, c.weighted_sum(weights))
             if not stale:
                 return replace(size, age=size.age + 1), None
-        found = form_metric(everyone.behind, x, np.abs(weights), size.form, stream.at("metric"))
-        if isinstance(found, str):
-            raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
-        metric, summed = found
+        metric, summed = _sum_curvature(everyone, x, weights, size, stream)
         bound = None
-        if (
-            summed.constant
-            and summed.exact
-            and weights.min() >= 0
-            and everyone.inexactness(x) is None
-        ):
+        known = summed.constant and summed.exact and everyone.inexactness(x) is None
+        if known and weights.min() >= 0:
             gradient = c.weighted_sum(weights)
             lower = float(weights @ losses) - everyone.objective.penalty(weights)
             lower -= least_weighted_loss(summed, metric, gradient)
@@ -191,8 +185,8 @@ class FairNewton(LastModel):
             bound = Bound(lower, weights, gradient, summed)
         if size.metric is not None and not summed.exact:
             metric = replace(metric, steps=size.metric.steps, changes=size.metric.changes)
-        known: dict[str, Any] = {"exact": summed.exact, "constant": summed.constant, "age": 0}
-        return replace(size, metric=metric, weights=weights, sums=size.sums + 1, **known), bound
+        size = replace(size, exact=summed.exact, constant=summed.constant, age=0)
+        return replace(size, metric=metric, weights=weights, sums=size.sums + 1), bound
 
     def _step(
         self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors
@@ -216,11 +210,8 @@ class FairNewton(LastModel):
         """Return model, weights and sizes after proximal steps in the metric of before."""
         old = everyone.weights
         if size.metric is None:
-            present = np.abs(everyone.scale(old))
-            found = form_metric(everyone.behind, x, present, size.form, stream.at("metric"))
-            if isinstance(found, str):
-                raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
-            size = replace(size, metric=found[0], sums=1)
+            found, _ = _sum_curvature(everyone, x, everyone.scale(old), size, stream)
+            size = replace(size, metric=found, sums=1)
         metric = size.metric
         assert metric is not None
         if not size.steepest:
@@ -231,6 +222,16 @@ class FairNewton(LastModel):
         pull = c.step(weights)
         new_x = x - TAU * metric.solve(pull[None])[0].to(pull.dtype)
         return new_x, weights, replace(size, origin=None, pull=None)
+
+
+def _sum_curvature(
+    everyone: Everyone, x: Vector, weights: Weights, size: MetricSizes, stream: Stream
+) -> tuple[Metric, CurvatureSum]:
+    """Return the metric of the clients' Hessians, and their sum."""
+    found = form_metric(everyone.behind, x, np.abs(weights), size.form, stream.at("metric"))
+    if isinstance(found, str):
+        raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
+    return found
 
 
 def _products(everyone: Everyone, c: ClientVectors, metric: Metric) -> Losses:

@@ -15,7 +15,7 @@ from equifed.contract.curvature import CurvatureSum, Form
 from equifed.objectives.base import SaddleObjective
 from equifed.steps.schedules import StepSizes, epsilon
 
-MetricKind = Literal["auto", "diagonal", "low-rank", "full"]
+MetricKind = Literal["auto", "low-rank", "full"]
 
 WHOLE = 1000
 """Parameters up to which outputs that softmax mixes have one Hessian together."""
@@ -45,7 +45,7 @@ class Metric:
     places : Tensor, shape (k, q)
         Where the coordinates of each block lie in a model vector.
     basis : Tensor
-        Cholesky factors (b, q, q), eigenvectors (b, q, r) or a diagonal (b, q).
+        Cholesky factors (b, q, q) or eigenvectors (b, q, r).
     values : Tensor, shape (b, r), optional
         Eigenvalues that belong to the eigenvectors.
     rest : Tensor, shape (b,), optional
@@ -77,7 +77,7 @@ class Metric:
         if self.values is None or self.rest is None:
             rows = rows.double().contiguous()  # products of other strides may have other bits
             return rows @ self.solve(rows).T
-        out = multiply_in_low_rank(rows, self.places, self.basis, self.values, self.rest)
+        out = self._multiply_in_low_rank(rows, self.values, self.rest)
         if self.steps is None or self.changes is None:
             return out
         hy, inverse, inner = self._secants(self.steps, self.changes)
@@ -85,13 +85,31 @@ class Metric:
         mixed = yx @ inverse @ sx.T
         return out + sx @ (inverse.T @ inner).T @ sx.T - mixed - mixed.T
 
+    def _multiply_in_low_rank(self, rows: Vector, values: Vector, rest: Vector) -> Vector:
+        r"""Return the products by P = U diag(values) U' + rest (1 - U U') in each block.
+
+        With z = U'v and v' = v - U z, the part of v orthogonal to the eigenvectors, they are
+        :math:`\sum_b \langle z_i, \mathrm{diag}(\mathrm{values}_b)^{-1} z_j\rangle
+        + \langle v'_i, v'_j\rangle / \mathrm{rest}_b`: sums of squares on the diagonal, so that
+        nothing cancels, however large the eigenvalues are.
+        """
+        out = rows.new_zeros((len(rows), len(rows))).double()
+        for k, block in enumerate(self.places):
+            b = k if len(self.basis) == len(self.places) else 0
+            part = rows[:, block].double()
+            along = part @ self.basis[b]
+            part.addmm_(along, self.basis[b].T, alpha=-1.0)
+            _add_products(out, part / rest[b].sqrt())
+            _add_products(out, along / values[b].sqrt())
+        return out.tril() + out.tril(-1).T
+
     def _secants(self, s: Vector, y: Vector) -> tuple[Vector, Vector, Vector]:
         """Return what the compact form of BFGS's inverse is made of (Byrd et al. 1994)."""
         hy, sy = self._solve_first(y), s @ y.T
         inverse = sy.triu().inverse()
         return hy, inverse, (sy.diagonal().diag() + y @ hy.T) @ inverse
 
-    def with_secant(self, step: Vector, change: Vector, most: int = SECANTS) -> Metric:
+    def with_secant(self, step: Vector, change: Vector) -> Metric:
         """Return the metric in which a step of the model changes the gradient as it was seen to."""
         step, change = step.double(), change.double()
         bend = float(step @ change)
@@ -99,18 +117,16 @@ class Metric:
             return self  # not convex there, or rounding
         if self.steps is None or self.changes is None:
             return replace(self, steps=step[None], changes=change[None])
-        steps, changes = (
-            torch.cat([old, new[None]])[-most:]
-            for old, new in ((self.steps, step), (self.changes, change))
+        steps = torch.cat([self.steps, step[None]])[-SECANTS:]
+        return replace(
+            self, steps=steps, changes=torch.cat([self.changes, change[None]])[-SECANTS:]
         )
-        return replace(self, steps=steps, changes=changes)
 
     def _solve_first(self, rows: Vector) -> Vector:
         columns = self._columns(rows)
-        if self.basis.dim() == 2:
-            out = columns / self.basis[..., None]
-        elif self.values is None:
-            out = _solve(self.basis, _solve(self.basis, columns), transposed=True)
+        if self.values is None:
+            half = torch.linalg.solve_triangular(self.basis, columns, upper=False)
+            out = torch.linalg.solve_triangular(self.basis.mT, half, upper=True)
         else:
             assert self.rest is not None
             scale = 1 / self.values - 1 / self.rest[:, None]
@@ -133,30 +149,6 @@ class Metric:
         out = columns.new_zeros(len(like), like.shape[1])
         out[:, self.places.reshape(-1)] = columns.permute(2, 0, 1).reshape(len(like), k * q)
         return out
-
-
-def multiply_in_low_rank(
-    rows: Vector, places: Vector, basis: Vector, values: Vector, rest: Vector
-) -> Vector:
-    r"""Return :math:`\langle v_i, P^{-1} v_j\rangle` for the rows v of a matrix, in float64.
-
-    P is U diag(values) U' + rest (1 - U U') in each block of coordinates. With z = U'v and
-    v' = v - U z, the part of v that is orthogonal to the eigenvectors, this is
-
-    .. math:: \sum_b \langle z_i, \mathrm{diag}(\mathrm{values}_b)^{-1} z_j\rangle
-              + \langle v'_i, v'_j\rangle / \mathrm{rest}_b ,
-
-    sums of squares on the diagonal: nothing cancels, however large the eigenvalues are.
-    """
-    out = rows.new_zeros((len(rows), len(rows))).double()
-    for k, block in enumerate(places):
-        b = k if len(basis) == len(places) else 0
-        part = rows[:, block].double()
-        along = part @ basis[b]
-        part.addmm_(along, basis[b].T, alpha=-1.0)
-        _add_products(out, part / rest[b].sqrt())
-        _add_products(out, along / values[b].sqrt())
-    return out.tril() + out.tril(-1).T
 
 
 def multiply_exactly(rows: Vector, others: Vector) -> Vector:
@@ -184,8 +176,6 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
     if isinstance(shape, str):
         return shape
     (b, q), k = shape.blocks.shape, len(shape.places)
-    if kind == "diagonal":
-        return "diagonal"
     numbers = b * q * q
     large = numbers > BLOCKS or numbers * int(clients.sizes.sum()) > WORK
     if kind == "low-rank" or (kind == "auto" and large):
@@ -206,9 +196,6 @@ def form_metric(
         if isinstance(found, str):
             return found
         lift = 1e-13 if found.penalty > 0 else 1e-10  # what rounding leaves of rank
-        if kind == "diagonal":
-            top = found.blocks.max(dim=-1, keepdim=True).values
-            return Metric(found.places, found.blocks + lift * top + 1e-300), found
         return Metric(found.places, _factor(found.blocks, lift)), found
     shape = clients.curvature_sum(x, weights, "diagonal")
     if isinstance(shape, str):
@@ -277,11 +264,6 @@ def _factor(blocks: Vector, lift: float) -> Vector:
             return cast("Vector", factor.contiguous())  # as a checkpoint gives it back
         lift *= 10
     raise ArithmeticError("The clients' summed curvature is not positive.")
-
-
-def _solve(factor: Vector, columns: Vector, transposed: bool = False) -> Vector:
-    matrix = factor.mT if transposed else factor
-    return cast("Vector", torch.linalg.solve_triangular(matrix, columns, upper=transposed))
 
 
 def largest_coupling(products: Losses) -> float:
@@ -431,8 +413,7 @@ class MetricSizes(StepSizes):
         basis = self.metric.basis
         (b, q), kind, numbers = basis.shape[:2], "low-rank ", basis.numel()
         if self.metric.values is None:
-            kind = "diagonal " if basis.dim() == 2 else ""
-            numbers = b * q if kind else b * q * (q + 1) // 2
+            kind, numbers = "", b * q * (q + 1) // 2
         cost = numbers * self.origin.element_size()
         size = f"{cost / 1e6:.3g} MB" if cost >= 1e5 else f"{cost / 1e3:.3g} kB"
         return (f"Using {kind}second-order steps ({size} extra per client and update).",)
