@@ -7,8 +7,9 @@ from typing import Literal
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract import Clients, Index, Info, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import check_draws, check_participation, running_mean, sample_clients
+from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract.absence import running_mean, sample_clients
+from equifed.contract.algorithm import Federated, Info
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
 
 
@@ -26,7 +27,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class AFL:
+class AFL(Federated):
     r"""Agnostic federated learning (Mohri et al. 2019), with or without local steps.
 
     .. math:: \lambda \leftarrow \mathrm{prox}(\lambda + \gamma\, l(x), \gamma), \qquad
@@ -70,13 +71,6 @@ class AFL:
     clients_per_round: int | None = None
     output: Literal["last", "average"] = "last"
     patience: int = PATIENCE
-
-    def __post_init__(self) -> None:
-        check_participation(self.participation, self.patience)
-        self.dual.check(self.objective, "AFL")
-        if not self.dual_step > 0:
-            raise ValueError(f"AFL dual_step must be positive, got {self.dual_step}.")
-        check_draws("AFL", self.clients_per_round, self.output)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

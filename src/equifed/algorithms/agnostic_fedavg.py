@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract import Clients, Index, Info, LastModel, Losses, Stream, Vector, Weights
-from equifed.contract.absence import check_participation, sample_clients
+from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
+from equifed.contract.absence import sample_clients
 from equifed.contract.local import LocalSGD
 from equifed.objectives import DualStep, Entropic, SaddleObjective, WorstCase
 
@@ -23,7 +23,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class AgnosticFedAvg(LastModel):
+class AgnosticFedAvg(Federated):
     r"""Agnostic federated averaging (Ro et al. 2021), where every client is a domain.
 
     .. math::
@@ -72,12 +72,6 @@ class AgnosticFedAvg(LastModel):
     server_lr: float = 1.0
     dual: DualStep = Entropic()  # noqa: RUF009 - a frozen value
     patience: int = PATIENCE
-
-    def __post_init__(self) -> None:
-        check_participation(self.participation, self.patience)
-        self.dual.check(self.objective, "AgnosticFedAvg")
-        if not self.dual_step > 0:
-            raise ValueError(f"AgnosticFedAvg dual_step must be positive, got {self.dual_step}.")
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.contract import Clients, Index, Info, LastModel, Losses, Stream, Vector, Weights
-from equifed.contract.absence import check_participation, sample_clients, scatter
+from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
+from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.local import LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon
@@ -28,7 +28,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class DeltaFL(LastModel):
+class DeltaFL(Federated):
     r"""Federated averaging of the tail (Pillutla et al. 2021), for the superquantile (CVaR).
 
     .. math::
@@ -76,7 +76,7 @@ class DeltaFL(LastModel):
     patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation, self.patience)
+        super().__post_init__()
         if not 0 < self.level <= 1:
             raise ValueError(f"DeltaFL level must lie in (0, 1], got {self.level}.")
 

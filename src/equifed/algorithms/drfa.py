@@ -7,8 +7,9 @@ from typing import Literal
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract import Clients, Index, Info, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import ask_clients, check_draws, running_mean
+from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract.absence import ask_clients, running_mean
+from equifed.contract.algorithm import Federated, Info
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
 
 
@@ -27,7 +28,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class DRFA:
+class DRFA(Federated):
     r"""Distributionally robust federated averaging (Deng et al. 2020), Algorithms 1 and 2.
 
     .. math::
@@ -88,12 +89,7 @@ class DRFA:
     def __post_init__(self) -> None:
         if self.local.steps is None:
             raise ValueError("DRFA needs local.steps: tau is the same for every client.")
-        self.dual.check(self.objective, "DRFA")
-        if not self.dual_step > 0:
-            raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
-        check_draws("DRFA", self.clients_per_round, self.output)
-        if self.patience < 1:
-            raise ValueError(f"DRFA patience must be at least 1, got {self.patience}.")
+        super().__post_init__()
         if self.ascent not in ("snapshot", "full"):
             raise ValueError(f"DRFA ascent is 'snapshot' or 'full', got {self.ascent!r}.")
 

@@ -9,8 +9,7 @@ from typing import Any, get_args
 import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
-from equifed.contract import Clients, Index, Info, LastModel, Losses, Proof, Stream, Vector, Weights
-from equifed.contract.absence import check_participation
+from equifed.contract import Clients, Federated, Index, Info, Losses, Proof, Stream, Vector, Weights
 from equifed.contract.algorithm import Bound
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.curvature import CurvatureSum
@@ -46,7 +45,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FairNewton(LastModel):
+class FairNewton(Federated):
     r"""Newton's method for fair objectives: a few rounds to a proved optimum. This one is ours.
 
     .. math::
@@ -98,7 +97,7 @@ class FairNewton(LastModel):
     patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(1.0, self.patience)
+        super().__post_init__()
         check_saddle(self.objective, "FairNewton")
         if self.metric not in get_args(MetricKind):
             known = ", ".join(get_args(MetricKind))

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from equifed.contract import Clients, Index, Info, LastModel, LocalSGD, Stream, Vector, Weights
-from equifed.contract.absence import check_participation, sample_clients, scatter
+from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, Vector, Weights
+from equifed.contract.absence import sample_clients, scatter
 
 Weighting = Literal["size", "uniform"]
 
@@ -27,7 +27,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedAvg(LastModel):
+class FedAvg(Federated):
     r"""Average of the clients' models after local steps.
 
     .. math:: x \leftarrow x - \text{server\_lr} \sum_{i \in S} p_i (x - u_i)
@@ -48,9 +48,6 @@ class FedAvg(LastModel):
     server_lr: float = 1.0
 
     averages: ClassVar = True
-
-    def __post_init__(self) -> None:
-        check_participation(self.participation)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
-from equifed.contract import Clients, Info, LastModel, LocalSGD, Stream, Vector
-from equifed.contract.absence import check_participation, sample_clients, scatter
+from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector
+from equifed.contract.absence import sample_clients, scatter
 
 LEAST_LOSS = 1e-10
 """Losses below this count as this: a power below zero of a loss of zero has no value."""
@@ -22,7 +22,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class QFedAvg(LastModel):
+class QFedAvg(Federated):
     r"""q-FedAvg (Li et al. 2020), Algorithm 2: minimises :math:`\sum_k p_k F_k^{q+1}/(q+1)`.
 
     .. math::
@@ -60,7 +60,7 @@ class QFedAvg(LastModel):
     participation: float = 1.0
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        super().__post_init__()
         if not 0 <= self.q < np.inf:
             raise ValueError(f"QFedAvg q must be a number of at least 0, got {self.q}.")
         if self.lipschitz is not None and not 0 < self.lipschitz < np.inf:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract import Clients, Index, Info, LastModel, LocalSGD, Losses, Stream, Vector
-from equifed.contract.absence import check_participation, sample_clients
+from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Losses, Stream, Vector
+from equifed.contract.absence import sample_clients
 from equifed.objectives import Objective, Proportional, SemiVariance, Tilted
 
 
@@ -21,7 +21,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Reweighted(LastModel):
+class Reweighted(Federated):
     r"""Descent on any objective of the client losses, with local steps.
 
     .. math::
@@ -56,9 +56,6 @@ class Reweighted(LastModel):
     participation: float = 1.0
     server_lr: float = 1.0
     patience: int = PATIENCE
-
-    def __post_init__(self) -> None:
-        check_participation(self.participation, self.patience)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

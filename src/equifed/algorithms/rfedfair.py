@@ -9,8 +9,8 @@ import numpy as np
 
 from equifed.algorithms.absence import call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.contract import Clients, Info, LocalSGD, Stream, Vector, Weights
-from equifed.contract.absence import check_draws, running_mean
+from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector, Weights
+from equifed.contract.absence import running_mean
 from equifed.contract.local import SmoothedHinge
 from equifed.objectives.cvar import Average
 
@@ -26,7 +26,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class RFedFair:
+class RFedFair(Federated):
     r"""rFedFair (Algorithm 1 of RC-FL) for heterogeneous CVaR in its variational form.
 
     .. math:: \min_{\omega, \eta} \sum_i p_i \Bigl(\frac{1}{\alpha_i}
@@ -79,7 +79,7 @@ class RFedFair:
             raise ValueError("RFedFair needs local.steps: kappa is the same for every client.")
         if not all(0 < tail <= 1 for tail in np.ravel(self.tails)):
             raise ValueError(f"RFedFair tails must lie in (0, 1], got {self.tails}.")
-        check_draws("RFedFair", self.clients_per_round, self.output)
+        super().__post_init__()
         SmoothedHinge(0.0, self.smoothing)  # refuses what is not positive
 
     def init(self, clients: Clients, x: Vector) -> State:

@@ -6,19 +6,9 @@ from dataclasses import dataclass, replace
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.safeguarded import Safeguarded
-from equifed.contract import (
-    AnyAlgorithm,
-    Clients,
-    Index,
-    Info,
-    LastModel,
-    Losses,
-    Proof,
-    Stream,
-    Vector,
-    Weights,
-)
-from equifed.contract.absence import check_participation, sample_clients
+from equifed.contract import Clients, Index, Losses, Stream, Vector, Weights
+from equifed.contract.absence import sample_clients
+from equifed.contract.algorithm import AnyAlgorithm, Federated, Info, Proof
 from equifed.contract.local import LocalSGD
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
@@ -37,7 +27,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class ScaffPD(LastModel):
+class ScaffPD(Federated):
     r"""SCAFF-PD (Yu et al. 2023), Algorithms 1 and 2.
 
     .. math::
@@ -82,7 +72,7 @@ class ScaffPD(LastModel):
     patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation, self.patience)
+        super().__post_init__()
         check_saddle(self.objective, "SCAFF-PD")
 
     def init(self, clients: Clients, x: Vector) -> State:

@@ -8,7 +8,7 @@ from typing import Literal
 from equifed.algorithms.absence import PATIENCE
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
-from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Proof, Stream, Vector
+from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Proof, Stream, Vector
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.objectives import RelativeFairness, WorstCase
 from equifed.objectives.relative_fairness import Side
@@ -30,7 +30,7 @@ class ScaffPDIAState(State):
 
 
 @dataclass(frozen=True)
-class ScaffPDIA(LastModel):
+class ScaffPDIA(Federated):
     r"""SCAFF-PD-IA: SCAFF-PD on the integrated set of relative fairness.
 
     .. math:: \min_x \max_{\lambda \in \Lambda_\varphi(A, B)} \sum_i \lambda_i f_i(x), \qquad

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.contract import Clients, Info, LastModel, LocalSGD, Proof, Stream, Vector, Weights
-from equifed.contract.absence import check_participation, sample_clients, scale_to_present, scatter
+from equifed.contract import Clients, Federated, Info, LocalSGD, Proof, Stream, Vector, Weights
+from equifed.contract.absence import sample_clients, scale_to_present, scatter
 from equifed.contract.arrays import ClientVectors
 from equifed.objectives.cvar import Average
 
@@ -24,7 +24,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Scaffold(LastModel):
+class Scaffold(Federated):
     r"""Local steps :math:`u \leftarrow u - \text{lr}\,(g_i(u) - c_i + c)`, then the average.
 
     Three readings of the control variates :math:`c_i` go by this name:
@@ -67,7 +67,7 @@ class Scaffold(LastModel):
     averages: ClassVar = True
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        super().__post_init__()
         if self.variates not in ("stored", "stored-gradient", "fresh"):
             raise ValueError(
                 f"variates must be 'stored', 'stored-gradient' or 'fresh', got {self.variates!r}."

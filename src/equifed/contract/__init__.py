@@ -1,6 +1,6 @@
 """What an algorithm may see: arrays, streams, local work, clients."""
 
-from equifed.contract.algorithm import AnyAlgorithm, Info, LastModel, Proof
+from equifed.contract.algorithm import AnyAlgorithm, Federated, Info, Proof
 from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients, Moved
 from equifed.contract.curvature import Curvature
@@ -14,9 +14,9 @@ __all__ = [
     "Clients",
     "Curvature",
     "Evaluation",
+    "Federated",
     "Index",
     "Info",
-    "LastModel",
     "LocalSGD",
     "Losses",
     "MissingClients",

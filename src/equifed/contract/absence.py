@@ -27,24 +27,6 @@ LARGEST = 2**28
 """Most numbers (clients times parameters) that are remembered: 2 GiB in double precision."""
 
 
-def check_participation(participation: float, patience: int = 1) -> None:
-    """Refuse a fraction of clients outside (0, 1], and less than a round of patience."""
-    if not 0 < participation <= 1:
-        raise ValueError(
-            f"participation is the fraction of clients in a round, in (0, 1], got {participation}."
-        )
-    if patience < 1:
-        raise ValueError(f"patience must be at least 1 round, got {patience}.")
-
-
-def check_draws(who: str, clients_per_round: int | None, output: str) -> None:
-    """Refuse fewer than one draw, and what is neither the last model nor the average."""
-    if clients_per_round is not None and clients_per_round < 1:
-        raise ValueError(f"{who} clients_per_round must be at least 1, got {clients_per_round}.")
-    if output not in ("last", "average"):
-        raise ValueError(f"{who} output is 'last' or 'average', got {output!r}.")
-
-
 def sample_clients(clients: Clients, participation: float, stream: Stream) -> Clients:
     """Return a uniform sample of ``ceil(participation * N)`` of the N clients of the federation."""
     if participation == 1:

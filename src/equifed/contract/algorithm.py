@@ -121,8 +121,26 @@ class Algorithm(Protocol[S]):
 AnyAlgorithm = Algorithm[Any]
 
 
-class LastModel:
-    """An algorithm that gives out its last model."""
+class Federated:
+    """A dataclass whose common settings are checked, and that gives out its last model."""
+
+    def __post_init__(self) -> None:
+        given, who = vars(self), type(self).__name__
+        for name in {"dual_step", "server_lr"} & given.keys():
+            if not 0 < given[name] < float("inf"):
+                raise ValueError(f"{who} {name} must be positive, got {given[name]}.")
+        if not 0 < given.get("participation", 1.0) <= 1:
+            raise ValueError(
+                f"{who} participation is the fraction of clients in a round, in (0, 1], got "
+                f"{given['participation']}."
+            )
+        for name in ("patience", "clients_per_round"):
+            if (least := given.get(name)) is not None and least < 1:
+                raise ValueError(f"{who} {name} must be at least 1, got {least}.")
+        if given.get("output", "last") not in ("last", "average"):
+            raise ValueError(f"{who} output is 'last' or 'average', got {given['output']!r}.")
+        if "dual" in given:
+            given["dual"].check(given["objective"], who)
 
     def model(self, state: Any) -> Vector:
         """Return the last model."""

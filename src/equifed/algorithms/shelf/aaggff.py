@@ -10,13 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import (
-    carry_over,
-    check_participation,
-    sample_clients,
-    scale_to_present,
-)
+from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract.absence import carry_over, sample_clients, scale_to_present
 from equifed.objectives.projections import project_capped_simplex
 
 Matrix = NDArray[np.float64]
@@ -35,7 +30,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class AAggFF(LastModel):
+class AAggFF(Federated):
     r"""Adaptive aggregation for fair federated learning (Hahn et al. 2024), Algorithms 2 and 3.
 
     .. math:: \ell_t(p) = -\log(1 + \langle p, r_t\rangle), \qquad
@@ -74,7 +69,7 @@ class AAggFF(LastModel):
     server_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        super().__post_init__()
         if self.setting not in ("silo", "device"):
             raise ValueError(f"AAggFF setting is 'silo' or 'device', got {self.setting!r}.")
 

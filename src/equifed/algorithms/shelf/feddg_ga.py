@@ -7,13 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import (
-    carry_over,
-    check_participation,
-    sample_clients,
-    scale_to_present,
-)
+from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract.absence import carry_over, sample_clients, scale_to_present
 
 
 @dataclass(frozen=True)
@@ -27,7 +22,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedDGGA(LastModel):
+class FedDGGA(Federated):
     r"""Generalisation adjustment (Zhang et al. 2023), equations 8 to 10.
 
     .. math::
@@ -63,7 +58,7 @@ class FedDGGA(LastModel):
     server_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        super().__post_init__()
         if not 0 < self.step <= 1:
             raise ValueError(f"FedDGGA step must lie in (0, 1], got {self.step}.")
         if not 0 < self.decay <= 1:

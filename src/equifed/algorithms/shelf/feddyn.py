@@ -9,15 +9,8 @@ import torch
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.contract import Clients, Index, Info, LastModel, Losses, Moved, Stream, Vector, Weights
-from equifed.contract.absence import (
-    ask_clients,
-    check_draws,
-    check_participation,
-    draw_clients,
-    sample_clients,
-    scatter,
-)
+from equifed.contract import Clients, Federated, Index, Info, Losses, Moved, Stream, Vector, Weights
+from equifed.contract.absence import ask_clients, draw_clients, sample_clients, scatter
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.local import LocalSGD
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
@@ -33,7 +26,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedDyn(LastModel):
+class FedDyn(Federated):
     r"""FedDyn (Acar et al. 2021), Algorithm 1: dynamic regularisation of the local losses.
 
     .. math::
@@ -65,7 +58,7 @@ class FedDyn(LastModel):
     participation: float = 1.0
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        super().__post_init__()
         check_dynamic(self.local, self.alpha, "FedDyn")
 
     def init(self, clients: Clients, x: Vector) -> State:
@@ -104,7 +97,7 @@ class RobustState:
 
 
 @dataclass(frozen=True)
-class DRDM(LastModel):
+class DRDM(Federated):
     r"""DRDM: the dual steps of DRFA with the local steps of FedDyn.
 
     .. math::
@@ -147,11 +140,7 @@ class DRDM(LastModel):
         check_dynamic(self.local, self.alpha, "DRDM")
         if self.local.steps is None:
             raise ValueError("DRDM needs local.steps: tau is the same for every client.")
-        self.dual.check(self.objective, "DRDM")
-        if not self.dual_step > 0:
-            raise ValueError(f"DRDM dual_step must be positive, got {self.dual_step}.")
-        check_draws("DRDM", self.clients_per_round, "last")
-        check_participation(1.0, self.patience)
+        super().__post_init__()
 
     def init(self, clients: Clients, x: Vector) -> RobustState:
         """Return the state before the first round; all h start at zero."""

@@ -9,13 +9,13 @@ import numpy as np
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.algorithms.reweighted import State
-from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector
-from equifed.contract.absence import check_participation, sample_clients
+from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector
+from equifed.contract.absence import sample_clients
 from equifed.objectives.kl import Tilted
 
 
 @dataclass(frozen=True)
-class FedEBA(LastModel):
+class FedEBA(Federated):
     r"""FedEBA+: entropy-based aggregation, with alignment of the local steps.
 
     .. math::
@@ -56,7 +56,7 @@ class FedEBA(LastModel):
     patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation, self.patience)
+        super().__post_init__()
         if not 0 < self.temperature < np.inf:
             raise ValueError(f"FedEBA temperature must be positive, got {self.temperature}.")
         if not 0 <= self.align < 1:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import check_participation, sample_clients, scatter
+from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.clients import inner_products
 from equifed.objectives.projections import project_capped_simplex
 
@@ -26,17 +26,12 @@ class State:
 
 
 @dataclass(frozen=True)
-class _Conflicts(LastModel):
+class _Conflicts(Federated):
     """Local steps, then a combination of the updates that their inner products decide."""
 
     local: LocalSGD = DEFAULT_WORK
     participation: float = 1.0
     server_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_participation(self.participation)
-        if not 0 < self.server_lr < np.inf:
-            raise ValueError(f"server_lr must be a positive number, got {self.server_lr}.")
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
