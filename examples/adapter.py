@@ -13,6 +13,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+import equifed as ef
+
 
 class LowRank(nn.Module):
     """A frozen linear layer plus B A, of which A and B are trained; B begins at zero."""
@@ -53,6 +55,8 @@ def pretrained_body(features: int, hidden: int = 32) -> nn.Linear:
     return body
 
 
-def frozen_body(input_shape: tuple[int, ...]) -> nn.Module:
-    """Return the body alone, for ``[model.features]``: a head on it is a convex problem."""
-    return nn.Sequential(nn.Flatten(), pretrained_body(math.prod(input_shape)), nn.ReLU())
+def frozen_features(data: str = "heart-disease") -> ef.Federation:
+    """Return what the body makes of a data set, for ``[data]``: a head on it is convex."""
+    samples = ef.load(data)
+    body = pretrained_body(math.prod(samples.input_shape))
+    return ef.features(nn.Sequential(nn.Flatten(), body, nn.ReLU()), samples)

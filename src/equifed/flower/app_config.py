@@ -93,12 +93,6 @@ class AppConfig:
         out = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
         shared = settings(ModelSettings)
         out["model"] = checker.choice("models", table.get("model", {}), "model", shared)
-        if out["model"].get("features"):
-            checker.problem(
-                "model.features",
-                "clients of a federation make features themselves: call equifed.features in their "
-                "load_data, and name the head alone here",
-            )
         given = table.get("algorithm", {})
         out["algorithm"] = checker.choice("algorithms", given, "algorithm")
         table = {**table, "guard": complete_guard(table.get("guard", {}))}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from equifed.algorithms.guard import guard_algorithm
@@ -27,17 +24,9 @@ from equifed.engines.evaluate import check_metrics
 from equifed.engines.in_process import describe_data, describe_samples
 from equifed.engines.own import settle_own
 from equifed.metrics.metric import Metric, as_metrics
-from equifed.models.checks import load_weights
-from equifed.models.features import features
 from equifed.models.losses import outputs_for, resolve_loss, weigh_classes
 from equifed.runs.catalogue import SECTIONS, load_address
-from equifed.runs.config import (
-    FrozenFeatures,
-    ModelSettings,
-    RunConfig,
-    build_algorithm,
-    is_address,
-)
+from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.schema import (
     AUTO,
     Checker,
@@ -51,13 +40,12 @@ from equifed.runs.schema import (
 )
 from equifed.steps.automatic import with_measured_step
 from equifed.training.events import show_algorithm
-from equifed.training.files import read_sealed
 from equifed.training.final_model import Giver
-from equifed.training.folder import RunFolder, find_code, open_run_folder
+from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.play_round import as_run
-from equifed.training.tables import CONFIG, FORMAT, MODEL, RUN, package_versions
+from equifed.training.tables import FORMAT, package_versions
 from equifed.training.trackers import Callback
 
 HUGE = "number out of range; use a smaller value: "
@@ -141,7 +129,7 @@ def build_run(config: RunConfig) -> Run:
 
 def _build(config: RunConfig) -> Run:
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
-    data = freeze_features(config, shared.features, load_data(config.data))
+    data = load_data(config.data)
     loss = resolve_loss(shared.loss, data.classes)
     threads = config.threads or torch.get_num_threads()
     algorithm = build_algorithm(config.algorithm, data.train.sizes.tolist())
@@ -176,6 +164,15 @@ def _build_engine(
         dtype=getattr(torch, shared.dtype), own=shared.own, own_l2=shared.own_l2, own_steps=steps,
     )  # fmt: skip
     return clients
+
+
+def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return the module of a configuration; your code may draw: by the seed, for nobody else."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
+        module: nn.Module = choose("models", config.model, "model", **given)
+    return module
 
 
 def _settle_engine(engine: Table, clients: Clients) -> Table:
@@ -230,73 +227,6 @@ def resolve_algorithm(given: Any, clients: Clients, seed: int, sizes: Sizes = No
     checker.raise_problems()
     made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
     return measure_step(table, made, clients, seed)[1]
-
-
-# -- modules, and modules frozen as the features of another one's samples ----------------------
-
-
-def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Return the module of a configuration; your code may draw: by the seed, for nobody else."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
-        module: nn.Module = choose("models", config.model, "model", **given)
-    return module
-
-
-def freeze_features(
-    config: RunConfig, wanted: FrozenFeatures | None, federation: Federation
-) -> Federation:
-    """Return the federation as the model sees it: as it is, or what a frozen module makes of it."""
-    if wanted is None:
-        return federation
-    refused = (ValueError, TypeError, RuntimeError, OSError)
-    with blame("model.features.of: ", refused):
-        if is_address(wanted.of):
-            module = _make_module(wanted.of, federation)
-        else:
-            module = _load_module(Path(wanted.of), federation)
-    with blame("model.features: ", refused):
-        device = config.engine.get("device", "cpu")
-        return features(module, federation, wanted.layer, device=device, chunk=wanted.chunk)
-
-
-def _make_module(address: str, federation: Federation) -> nn.Module:
-    """Return the module that your code makes."""
-    make = load_address(address)
-    known = {"input_shape": federation.input_shape, "outputs": federation.classes or 1}
-    taken = inspect.signature(make).parameters
-    module = make(**{key: value for key, value in known.items() if key in taken})
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"{address} gives no torch module: {module!r:.60}")
-    return module
-
-
-def _load_module(folder: Path, federation: Federation) -> nn.Module:
-    """Return the trained module of a run folder."""
-    if not (folder / CONFIG).exists() or not (folder / MODEL).exists():
-        raise ValueError(
-            f"{folder} holds no trained run of a configuration ({CONFIG} and {MODEL}); name one, "
-            "or a module of your own as package.module:Name"
-        )
-    open_run_folder(folder, data_only=True)
-    if code := find_code(folder):
-        raise ValueError(
-            f"{folder} would load code ({', '.join(code)}); if it is yours, name a function of "
-            "your own that loads it, as package.module:Name"
-        )
-    config, told = RunConfig.read(folder / CONFIG), read_sealed(folder / RUN)["samples"]
-    shape = tuple(told["input_shape"])
-    if shape != federation.input_shape:
-        raise ValueError(
-            f"the module in {folder} takes samples of shape {shape}, these data have "
-            f"{federation.input_shape}; use the data it was trained on"
-        )
-    for key, why in (("own", "its clients keep parts of their own"), ("features", "it is a head")):
-        if config.model.get(key) is not None:
-            raise ValueError(f"{folder} cannot be frozen: {why}")
-    module = build_module(config, shape, told["outputs"])
-    return load_weights(module, load_file(folder / MODEL))
 
 
 # -- what data, engine or metrics must have, known before anything is trained ------------------

@@ -66,23 +66,6 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
-class FrozenFeatures:
-    """``[model.features]``: the model sees what a frozen module makes of the samples.
-
-    ``of`` is the folder of a trained run, or ``package.module:Name`` for a module of your own,
-    pretrained; ``layer`` and ``chunk`` are as for :func:`equifed.features`.
-    """
-
-    of: str
-    layer: str | None = None
-    chunk: int = 1024
-
-    def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 sample, got {self.chunk}.")
-
-
-@dataclass(frozen=True)
 class ModelSettings:
     """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
 
@@ -100,7 +83,6 @@ class ModelSettings:
     own: str | tuple[str, ...] | None = None
     own_l2: OwnL2 | None = None
     own_steps: OwnSteps = "auto"
-    features: FrozenFeatures | None = None
 
     def __post_init__(self) -> None:
         if not self.l2 >= 0:
@@ -258,7 +240,7 @@ class RunConfig(Plain):
         find_metrics(checker, resolved["evaluate"])
         checker.raise_problems()
         if base is not None:
-            _make_absolute(resolved, base)
+            _make_absolute(resolved["data"], base)
         return cls(**resolved | _constructed(resolved), loaded_code=tuple(checker.code.items()))
 
     def to_dict(self) -> Table:
@@ -291,7 +273,6 @@ def in_words_of_today(table: Any) -> Any:
     if not isinstance(table, Mapping):
         return table
     gone = {"snapshot", "average", "mean_gradient", "multiplier", "hinge", "remember_on"}
-    gone |= {"cache"} if "of" in table else set()
     new = {k: in_words_of_today(v) for k, v in table.items() if k not in gone}
     if new.get("name") == "remembering":
         return new["algorithm"]
@@ -320,19 +301,9 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     if key == "engine" and isinstance(value, Mapping):
         value = {"name": "auto", **value}
     table = checker.choice(section, value, key, settings(shared) if shared else None)
-    if key != "model":
-        return table
-    if table.get("loss", AUTO) != AUTO:
+    if key == "model" and table.get("loss", AUTO) != AUTO:
         table["loss"] = checker.locate("losses", table["loss"], "model.loss")
-    of = table["features"].get("of") if isinstance(table.get("features"), dict) else None
-    if isinstance(of, str) and is_address(of):
-        table["features"]["of"] = checker.locate("models", of, "model.features.of")
     return table
-
-
-def is_address(of: str) -> bool:
-    """Tell whether a text is ``package.module:Name`` and no path."""
-    return ":" in of and not Path(of).exists() and of.rpartition(":")[2].isidentifier()
 
 
 def find_metrics(checker: Checker, evaluate: Table) -> None:
@@ -344,15 +315,11 @@ def find_metrics(checker: Checker, evaluate: Table) -> None:
         evaluate["metrics"] = found
 
 
-def _make_absolute(resolved: Table, base: Path) -> None:
-    """Let no path of data or features depend on where the program is started."""
-    data, features = resolved["data"], resolved["model"].get("features")
-    wanted = settings(SECTIONS["data"][data["name"]].load())
-    for key, setting in wanted.items():
+def _make_absolute(data: Table, base: Path) -> None:
+    """Let no path of data depend on where the program is started."""
+    for key, setting in settings(SECTIONS["data"][data["name"]].load()).items():
         if Path in setting.parts and isinstance(data.get(key), str):
             data[key] = str((base / data[key]).absolute())
-    if isinstance(features, dict) and not is_address(features["of"]):
-        features["of"] = str((base / features["of"]).absolute())
 
 
 def _constructed(resolved: Table) -> Table:

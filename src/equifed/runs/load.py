@@ -144,12 +144,6 @@ def _open_config(path: Path, made: dict[str, Any], model: nn.Module | None) -> O
     """Open a run of a configuration."""
     config, told = RunConfig.read(path / CONFIG), made["samples"]
     shared, shape = config.model, tuple(told["input_shape"])
-    if shared.get("features") is not None and model is None:
-        raise RunFolderError(
-            f"{path} holds the head on frozen features of {shared['features']['of']}, which takes "
-            "features and no samples. Make them (equifed.features) and hand over the head: "
-            "equifed.load_predictor(folder, model=head)."
-        )
     module = build_module(config, shape, told["outputs"]) if model is None else copy.deepcopy(model)
     loss = SECTIONS["losses"][shared["loss"]].load()
     part = settle_own(
