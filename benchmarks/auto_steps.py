@@ -29,8 +29,8 @@ from equifed.contract.streams import Stream
 from equifed.datasets.small import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
+from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
 

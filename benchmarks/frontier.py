@@ -23,7 +23,7 @@ import torch
 import equifed as ef
 from equifed.contract.clients import Clients
 from equifed.data.partitions import Dirichlet, Imbalance
-from equifed.training.stopping import StopWhen
+from equifed.training.final_model import StopWhen
 
 HELD: dict[str, Any] = {"test": 0.3, "validation": 0.2}
 DRAWN = Imbalance(Dirichlet(clients=30, alpha=0.2, min_samples=40))

@@ -25,7 +25,7 @@ import equifed as ef
 from equifed.algorithms import FairNewton, ScaffPD
 from equifed.engines.in_process import InProcessClients
 from equifed.objectives import SaddleObjective
-from equifed.training.stopping import StopWhen
+from equifed.training.final_model import StopWhen
 
 WANTED = 1e-6
 """Of the objective: how close it must come, and be proved to be."""

@@ -18,8 +18,8 @@ from tests.optima import interior_point
 from tests.problems import convex_problem, drawn_objective
 
 from equifed.algorithms.fair_newton import FairNewton
+from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 
 CLOSE, SOLVER = 1e-6, 1e-7
 """Wanted, and what the solver's own answer may be off, relative to the optimum."""

@@ -17,7 +17,7 @@ _HOMES = {
     "History": "training.history",
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.play_round",
-    "StopWhen": "training.stopping",
+    "StopWhen": "training.final_model",
     "alone": "runs.alone",
     "compare": "runs.comparison",
     "features": "models.features",

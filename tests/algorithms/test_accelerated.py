@@ -21,8 +21,8 @@ from equifed.contract.streams import Stream
 from equifed.objectives import CVaR, QFair, RelativeFairness, WorstCase
 from equifed.steps.automatic import AutoSizes
 from equifed.steps.schedules import ConstantSteps
+from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 
 DOUBLE = torch.float64
 SIZES = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0)

@@ -20,8 +20,8 @@ from equifed.data import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, CVaR, RelativeFairness, WorstCase
+from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 
 pytestmark = pytest.mark.long
 

@@ -31,9 +31,9 @@ from equifed.objectives import Average, ChiSquare, CVaR, QFair, RelativeFairness
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
 from equifed.steps.metric import Metric, form_metric, least_weighted_loss, step_exactly
+from equifed.training.final_model import StopWhen
 from equifed.training.history import RoundRecord
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long

@@ -14,9 +14,9 @@ from typer.testing import CliRunner, Result
 from equifed.cli.main import app, main
 from equifed.runs.config import RunConfig
 from equifed.training import loop as training
+from equifed.training.final_model import StopWhen
 from equifed.training.history import History, RoundRecord
 from equifed.training.show import describe_events, tabulate_clients
-from equifed.training.stopping import StopWhen
 
 
 def equifed(*arguments: object) -> Result:

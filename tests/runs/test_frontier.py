@@ -16,7 +16,7 @@ from equifed.contract.clients import Clients
 from equifed.metrics import Interval
 from equifed.runs.frontier import Frontier, FrontierPoint, _pick
 from equifed.training.files import RunFolderError
-from equifed.training.stopping import StopWhen
+from equifed.training.final_model import StopWhen
 
 pytestmark = pytest.mark.long
 

@@ -10,9 +10,9 @@ from tests.problems import Problem, least_squares, logistic
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.objectives import KL, Average, ChiSquare, CVaR, SaddleObjective, WorstCase
 from equifed.runs.path import Continued, Heard
+from equifed.training.final_model import StopWhen
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 
 GAP = 0.005
 OBJECTIVES = (WorstCase(), CVaR(0.5), Average(), KL(0.1), ChiSquare(0.05), CVaR(0.3), WorstCase())

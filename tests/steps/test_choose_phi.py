@@ -24,8 +24,8 @@ from equifed.contract.streams import Stream
 from equifed.objectives import CVaR, RelativeFairness, WorstCase
 from equifed.steps.phi import LARGEST_PHI, UNSOLVED, best_phi, choose_phi, inverse_product
 from equifed.training import checkpoint
+from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 
 pytestmark = pytest.mark.long
 

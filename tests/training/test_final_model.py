@@ -36,12 +36,11 @@ from equifed.report import as_methods, build, write_report
 from equifed.runs import run as runs
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.steps.certificate import Certificate, certificate
-from equifed.training.final_model import GiveOut
+from equifed.training.final_model import GiveOut, StopWhen
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.show import describe_events
-from equifed.training.stopping import StopWhen
 from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long

@@ -23,11 +23,11 @@ from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.checkpoint import CheckpointError
 from equifed.training.files import RunFolderError
+from equifed.training.final_model import StopWhen
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.play_round import MissingPolicy, TrainingError
-from equifed.training.stopping import StopWhen
 from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long

@@ -34,8 +34,7 @@ from equifed.runs.config import (
     find_metrics,
 )
 from equifed.runs.schema import Checker, ConfigError, Table, choose, construct, settings
-from equifed.training.final_model import GiveOut
-from equifed.training.stopping import StopWhen
+from equifed.training.final_model import GiveOut, StopWhen
 
 TABLES = ("data", "model", "algorithm", "evaluate", "stop", "guard")
 RECORDS = {"evaluate": Evaluate, "stop": StopWhen, "guard": Guard}

@@ -41,9 +41,8 @@ from equifed.runs.schema import (
     describe_fields,
     settings,
 )
-from equifed.training.final_model import GiveOut
+from equifed.training.final_model import GiveOut, SplitName, StopWhen
 from equifed.training.play_round import MissingPolicy
-from equifed.training.stopping import SplitName, StopWhen
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 

@@ -16,7 +16,7 @@ from equifed.contract.evaluation import Evaluation
 from equifed.data.infer import Guess
 from equifed.runs.build import Run, build_run
 from equifed.runs.config import RunConfig
-from equifed.training.stopping import StopWhen
+from equifed.training.final_model import StopWhen
 
 PACKAGE = Path(__file__).parents[1]
 

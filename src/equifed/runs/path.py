@@ -33,9 +33,9 @@ from equifed.objectives.base import SaddleObjective
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, WorstCase
 from equifed.steps.certificate import Certificate, certificate
+from equifed.training.final_model import StopWhen
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 from equifed.training.tables import RoundRecord, describe_value
 
 WAY = (4, 16)

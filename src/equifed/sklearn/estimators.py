@@ -37,8 +37,8 @@ from equifed.sklearn.solving import (
     choose_scores,
     warn_if_unfinished,
 )
+from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
-from equifed.training.stopping import StopWhen
 
 
 @dataclass(frozen=True, eq=False)

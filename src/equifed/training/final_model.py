@@ -1,93 +1,138 @@
-"""Which model a run gives out, and what is known about that very model.
+"""When a run stops, and which model it gives out.
 
-A round tells of the model that it *starts* from: its losses, its objective and its certificate are
-those of the model after the round before. What a run gives out is the model that its numbers are
-about.
+Rules to stop look at the history alone, so that a resumed run stops where it would have. A round
+tells of the model that it *starts* from: its losses, its objective and its certificate are those of
+the model after the round before. What a run gives out is the model that its numbers are about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from equifed.contract.absence import Memory
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Vector, Weights
-from equifed.metrics.metric import METRICS
+from equifed.metrics.metric import METRICS, as_metric, find_metric
 from equifed.steps.schedules import share_of_latest
-from equifed.training.tables import MetricRecord, RoundRecord
+from equifed.training.history import History
+from equifed.training.tables import GivenOut, MetricRecord, RoundRecord, certified
 
-Kind = Literal["last", "certified", "average", "validation"]
-GiveOut = Literal["auto", Kind]
+GiveOut = Literal["auto", "last", "certified", "average", "validation"]
+SplitName = Literal["train", "validation", "test"]
+
+StopRule = Callable[[History], str | None]
+"""Looks at the history after a round and returns why to stop, or None.
+
+One that looks at the certificate has an attribute ``proof`` that is true: the model that is then
+given out must be the one that the certificate is about.
+"""
 
 
 @dataclass(frozen=True)
-class GivenOut:
-    """What a run gave out.
+class StopWhen:
+    """When to stop before the last round; all of it is optional.
+
+    >>> record = RoundRecord(1, None, 1, 0, 0, seconds=2.0)
+    >>> StopWhen(seconds=1.0)(History(("a",), rounds=[record]))
+    'the time limit of 1 s is over'
 
     Parameters
     ----------
-    kind : str
-        ``"last"``: what the algorithm gives out after its last round; ``"certified"``: the model
-        with the smallest certified gap; ``"average"``: the mean of the models of the rounds, later
-        ones counting more; ``"validation"``: the one whose worst client is served best on
-        validation data.
-    round : int
-        It is the model after this many rounds.
-    gap, distance, objective : float, optional
-        Its certificate and its objective, where they are known.
-    capped : bool
-        Whether the certificate says no more than that no objective is below its smallest value.
+    seconds : float, optional
+        After this much training time.
+    at_gap, at_relative_gap : float, optional
+        When a certificate proves the training objective to be this close to its minimum, as a
+        number or as a fraction of the objective; the model of which it is proved is given out.
+    target : float, optional
+        When the metric is this good.
+    patience : int, optional
+        After this many evaluations without a better value of the metric.
+    metric, split, of
+        What target and patience look at. Looking at test data would make its result worthless as
+        an estimate; validation is the default.
     """
 
-    kind: Kind
-    round: int
-    gap: float | None = None
-    distance: float | None = None
-    objective: float | None = None
-    capped: bool = False
+    seconds: float | None = None
+    target: float | None = None
+    patience: int | None = None
+    metric: str = "accuracy"
+    split: SplitName = "validation"
+    of: Literal["worst", "average"] = "worst"
+    at_gap: float | None = None
+    at_relative_gap: float | None = None
 
-    def __str__(self) -> str:
-        if self.kind == "last":
-            return f"gave out the last model, that of round {self.round}"
-        if self.kind == "average":
-            return f"gave out the mean of the models up to round {self.round}, later ones more"
-        why = "whose worst client is served best on validation data"
-        if self.kind == "certified":
-            why = self.proof()
-        return f"gave out the model of round {self.round}, {why}"
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds}.")
+        if self.at_gap is not None and not self.at_gap > 0:
+            raise ValueError(f"at_gap must be positive, got {self.at_gap}.")
+        as_metric(self.metric)
+        if self.at_relative_gap is not None and not 0 < self.at_relative_gap < 1:
+            raise ValueError(f"at_relative_gap must lie in (0, 1), got {self.at_relative_gap}.")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}.")
 
-    def proof(self) -> str:
-        """Say what its certificate proves.
+    def __call__(self, history: History) -> str | None:
+        """Return why to stop, or None."""
+        spent = sum(record.seconds for record in history.rounds)
+        if self.seconds is not None and spent >= self.seconds:
+            return f"the time limit of {self.seconds:g} s is over"
+        return self._check_gap(history.rounds[-1]) or self._check_metric(history)
 
-        >>> GivenOut("certified", 7, gap=0.00123).proof()
-        'certified to be within 0.00123 of the smallest objective there is'
-        >>> GivenOut("certified", 7, gap=0.001, objective=0.4).proof()
-        'certified to be within 0.001 of the smallest objective there is, 0.25 % of its own'
-        >>> GivenOut("certified", 7, gap=0.5, objective=0.5, capped=True).proof()
-        'nothing is proved yet: the bound on the gap is not below the objective itself, 0.5'
-        """
-        if self.capped:
-            itself = "itself" if self.objective is None else f"itself, {self.objective:.3g}"
-            return (
-                f"nothing is proved yet: the bound on the gap is not below the objective {itself}"
-            )
-        assert self.gap is not None
-        share = ""
-        if self.objective:
-            share = f", {100 * self.gap / abs(self.objective):.2g} % of its own"
-        return f"certified to be within {self.gap:.3g} of the smallest objective there is{share}"
+    def _check_gap(self, last: RoundRecord) -> str | None:
+        """Look at the certificate of the model that the last round started from."""
+        gap, size = last.numbers.get("gap"), abs(last.objective or 0.0)
+        if gap is None:
+            return None
+        if self.at_gap is not None and gap <= self.at_gap:
+            return f"the objective is certified to be within {gap:.3g} of its minimum"
+        if self.at_relative_gap is None or not size or gap > self.at_relative_gap * size:
+            return None
+        return f"the objective is certified to be within {100 * gap / size:.2g} % of its minimum"
+
+    def _check_metric(self, history: History) -> str | None:
+        """Look at the clients' metric: is it good enough, or does it no longer improve."""
+        _, values = history.series(self.metric, self.split)
+        sign = find_metric(self.metric).sign
+        gains = sign * values[:, ~np.isnan(values).all(axis=0)]  # of those who have samples
+        if not self.needs_metric or not gains.size:
+            return None
+        scores = (np.nanmin if self.of == "worst" else np.nanmean)(gains, axis=1)
+        what, n = f"{self.split} {self.metric} ({self.of})", self.patience
+        if self.target is not None and scores[-1] >= sign * self.target:
+            return f"{what} reached {abs(scores[-1]):.6g}"
+        if n is None or len(scores) <= n or scores[-n:].max() > scores[:-n].max():
+            return None
+        return f"{what} has not improved for {n} evaluations"
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether it looks at an evaluation."""
+        return self.target is not None or self.patience is not None
+
+    @property
+    def proof(self) -> bool:
+        """Whether it looks at the certificate."""
+        return self.at_gap is not None or self.at_relative_gap is not None
 
 
-def certified(round: int, numbers: Mapping[str, float], objective: float | None) -> GivenOut:
-    """Return what the record of a round proves about the model that it started from."""
-    capped = "uncapped_gap" in numbers
-    return GivenOut(
-        "certified", round - 1, numbers["gap"], numbers.get("distance"), objective, capped
-    )
+def as_rules(given: Any) -> tuple[StopRule, ...]:
+    """Return the rules that were asked for: none, one or several."""
+    found = () if given is None else tuple(given) if isinstance(given, Iterable) else (given,)
+    if any(isinstance(rule, type) or not callable(rule) for rule in found):
+        raise ValueError(
+            f"stop must be a rule, a sequence of rules or None, got {given!r}; say "
+            "ef.StopWhen(at_gap=1e-3), or give a function of the history that returns why to stop, "
+            "or None."
+        )
+    return found
+
+
+# -- which model -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

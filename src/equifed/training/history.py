@@ -15,9 +15,8 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS
 from equifed.training import show, tables
 from equifed.training.files import RunFolderError
-from equifed.training.final_model import GivenOut, certified
 from equifed.training.folder import RunFolder, open_run_folder, write_provenance
-from equifed.training.tables import MetricRecord, RoundRecord
+from equifed.training.tables import GivenOut, MetricRecord, RoundRecord, certified
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,15 @@ from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.training import events
-from equifed.training.final_model import FinalModel, GiveOut, Giver, Kept
+from equifed.training.final_model import (
+    FinalModel,
+    GiveOut,
+    Giver,
+    Kept,
+    StopRule,
+    StopWhen,
+    as_rules,
+)
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.play_round import (
@@ -28,7 +36,6 @@ from equifed.training.play_round import (
     certify_round,
     play_round,
 )
-from equifed.training.stopping import StopRule, StopWhen, as_rules
 from equifed.training.tables import describe_run
 from equifed.training.trackers import Callback, follow_by_default
 

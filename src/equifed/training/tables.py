@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +129,72 @@ class MetricRecord:
             for name, value, n in zip(names, self.values, self.sizes, strict=True)
             if n > 0
         ]
+
+
+@dataclass(frozen=True)
+class GivenOut:
+    """What a run gave out.
+
+    Parameters
+    ----------
+    kind : str
+        ``"last"``: what the algorithm gives out after its last round; ``"certified"``: the model
+        with the smallest certified gap; ``"average"``: the mean of the models of the rounds, later
+        ones counting more; ``"validation"``: the one whose worst client is served best on
+        validation data.
+    round : int
+        It is the model after this many rounds.
+    gap, distance, objective : float, optional
+        Its certificate and its objective, where they are known.
+    capped : bool
+        Whether the certificate says no more than that no objective is below its smallest value.
+    """
+
+    kind: Literal["last", "certified", "average", "validation"]
+    round: int
+    gap: float | None = None
+    distance: float | None = None
+    objective: float | None = None
+    capped: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "last":
+            return f"gave out the last model, that of round {self.round}"
+        if self.kind == "average":
+            return f"gave out the mean of the models up to round {self.round}, later ones more"
+        why = "whose worst client is served best on validation data"
+        if self.kind == "certified":
+            why = self.proof()
+        return f"gave out the model of round {self.round}, {why}"
+
+    def proof(self) -> str:
+        """Say what its certificate proves.
+
+        >>> GivenOut("certified", 7, gap=0.00123).proof()
+        'certified to be within 0.00123 of the smallest objective there is'
+        >>> GivenOut("certified", 7, gap=0.001, objective=0.4).proof()
+        'certified to be within 0.001 of the smallest objective there is, 0.25 % of its own'
+        >>> GivenOut("certified", 7, gap=0.5, objective=0.5, capped=True).proof()
+        'nothing is proved yet: the bound on the gap is not below the objective itself, 0.5'
+        """
+        if self.capped:
+            itself = "itself" if self.objective is None else f"itself, {self.objective:.3g}"
+            return (
+                f"nothing is proved yet: the bound on the gap is not below the objective {itself}"
+            )
+        assert self.gap is not None
+        share = ""
+        if self.objective:
+            share = f", {100 * self.gap / abs(self.objective):.2g} % of its own"
+        return f"certified to be within {self.gap:.3g} of the smallest objective there is{share}"
+
+
+def certified(round: int, numbers: Mapping[str, float], objective: float | None) -> GivenOut:
+    """Return what the record of a round proves about the model that it started from."""
+    capped = "uncapped_gap" in numbers
+    return GivenOut(
+        "certified", round - 1, numbers["gap"], numbers.get("distance"), objective, capped
+    )
 
 
 def read_names(path: Path) -> tuple[str, ...]:
