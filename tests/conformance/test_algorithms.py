@@ -18,7 +18,7 @@ from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
 from equifed.runs.catalogue import ALGORITHMS
 from equifed.testing import ALGORITHM_CHECKS, check_algorithm
-from equifed.testing.checking import run_check
+from equifed.testing.objectives import run_check
 
 pytestmark = pytest.mark.long
 

@@ -13,8 +13,7 @@ from tests.conformance.test_objectives import CATALOGUE, N, new, numbers, some, 
 
 from equifed.objectives import ChiSquare, CVaR, QFair, Tilted
 from equifed.testing import OBJECTIVE_CHECKS, check_objective
-from equifed.testing.checking import run_check
-from equifed.testing.objectives import POINTLESS, Points, draw_points
+from equifed.testing.objectives import POINTLESS, Points, draw_points, run_check
 
 pytestmark = pytest.mark.long
 

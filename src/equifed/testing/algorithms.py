@@ -25,7 +25,7 @@ from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
 from equifed.models.losses import squared
-from equifed.testing.checking import ensure, run_check
+from equifed.testing.objectives import ensure, run_check
 from equifed.training import checkpoint
 from equifed.training.loop import train
 

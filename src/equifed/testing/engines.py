@@ -19,7 +19,7 @@ from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.models.losses import SampleLoss, squared
 from equifed.testing.algorithms import SIZES, example_federation
-from equifed.testing.checking import ensure, run_check
+from equifed.testing.objectives import ensure, run_check
 
 MakeClients = Callable[[Federation, nn.Module, SampleLoss], Clients]
 """Returns the engine's clients in double precision, without an L2 penalty."""

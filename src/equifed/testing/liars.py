@@ -35,8 +35,10 @@ class LyingVectors(VectorsView):
         """By what it is multiplied; a model is moved as far as the step that led to it."""
         if self.partner is not None:
             return self.partner.factor
-        if not callable(self.multiply) or self.place is None:
-            return self.multiply if not callable(self.multiply) else 1.0
+        if not callable(self.multiply):
+            return self.multiply
+        if self.place is None:
+            return 1.0
         return self.multiply(np.sqrt(self.behind.squared_norms()), self.place, self.kind)
 
     @override
@@ -74,21 +76,16 @@ class LyingClients(ClientsView):
     @property
     @override
     def sizes(self) -> Index:
-        sizes, place = self.behind.sizes, self._place()
-        if self.size is not None and place is not None:
-            sizes = sizes.copy()
-            sizes[place] = self.size
-        return sizes
+        sizes = self.behind.sizes
+        return sizes if self.size is None else np.where(self.index == self.who, self.size, sizes)
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
         place = self._place()
         if self.loss is None or place is None or _round(stream) < self.start:
             return numbers
-        numbers = numbers.copy()
         said = self.loss(numbers, place) if callable(self.loss) else self.loss
-        numbers[place] = said
-        return numbers
+        return np.where(self.index == self.who, said, numbers)
 
     @override
     def see_vectors(

@@ -17,13 +17,29 @@ from numpy.typing import NDArray
 
 from equifed.objectives.base import Objective, SaddleObjective
 from equifed.objectives.dual_steps import Euclidean
-from equifed.testing.checking import ensure, run_check
 
 Array = NDArray[np.float64]
 Saddle = Any
 """A :class:`SaddleObjective`; what it lacks is found out by the checks."""
 
 SCALES = (1e-300, 1e-150, 1e-9, 1e9, 1e150, 1e300)
+
+
+def run_check(value: object, name: str, check: Callable[[], None]) -> None:
+    """Run a check; whatever goes wrong becomes an AssertionError that names it."""
+    try:
+        check()
+    except Exception as error:
+        reason = str(error).strip()
+        if not isinstance(error, AssertionError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise AssertionError(f"{value!r} fails the check {name!r}: {reason}") from error
+
+
+def ensure(holds: object, message: str) -> None:
+    """Raise AssertionError with a message unless something holds."""
+    if not holds:
+        raise AssertionError(message)
 
 
 @dataclass(frozen=True)
@@ -150,11 +166,14 @@ def check_feasibility(objective: Saddle, at: Points) -> None:
 
 
 def check_conjugacy(objective: Saddle, at: Points) -> None:
-    """Check Fenchel-Young: no feasible weights exceed the value, and ``weights`` attain it."""
+    """Check Fenchel-Young: no feasible weights exceed the value, and ``weights`` attain it.
+
+    Asked of the weights of other losses, it says that weights are subgradients of the value.
+    """
     value, best = objective.value(at.losses), objective.weights(at.losses)
-    other = objective.prox(at.point, 1.0)
-    above = float(other @ at.losses) - objective.penalty(other) - value
-    ensure(above <= 1e-9, f"feasible weights {other} exceed the value by {above:.1e}")
+    for other in (objective.prox(at.point, 1.0), objective.weights(at.losses + at.other)):
+        above = float(other @ at.losses) - objective.penalty(other) - value
+        ensure(above <= 1e-9, f"feasible weights {other} exceed the value by {above:.1e}")
     attained = float(best @ at.losses) - objective.penalty(best)
     ensure(abs(value - attained) <= 1e-9, f"value {value}, but its weights attain {attained}")
 
@@ -171,14 +190,6 @@ def check_prox(objective: Saddle, at: Points) -> None:
         rise = at.step * (objective.penalty(other) - objective.penalty(best))
         slope = rise + float((best - at.point) @ (other - best))
         ensure(slope >= -1e-8 * (1 + at.step), f"{other} is better than {best} by {-slope:.1e}")
-
-
-def check_subgradients(objective: Saddle, at: Points) -> None:
-    """Check: weights are subgradients of the value."""
-    moved = at.losses + at.other
-    rise = objective.value(moved) - objective.value(at.losses)
-    ensure(rise >= objective.weights(at.losses) @ at.other - 1e-9, "weights are no subgradient")
-    ensure(rise <= objective.weights(moved) @ at.other + 1e-9, "weights are no subgradient")
 
 
 def check_shift(objective: Saddle, at: Points) -> None:
@@ -240,7 +251,6 @@ OBJECTIVE_CHECKS: dict[str, Callable[[Any, Points], None]] = {
     "every answer is feasible": check_feasibility,
     "Fenchel-Young": check_conjugacy,
     "the prox is optimal": check_prox,
-    "weights are subgradients": check_subgradients,
     "a common shift changes nothing": check_shift,
     "the prox contracts": check_contraction,
     "the maximiser is a fixed point": check_fixed_point,
