@@ -52,10 +52,10 @@ from equifed.runs.load import load_predictor as load_predictor
 from equifed.runs.personalise import personalise as personalise
 from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run
+from equifed.training.final_model import StopWhen as StopWhen
 from equifed.training.history import History as History
 from equifed.training.loop import train as train
 from equifed.training.play_round import MissingPolicy as MissingPolicy
-from equifed.training.stopping import StopWhen as StopWhen
 from equifed.training.trackers import Callback as Callback
 
 __version__: str
