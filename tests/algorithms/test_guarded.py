@@ -317,7 +317,7 @@ def test_reports_and_the_terminal_say_what_the_guard_did(tmp_path: Path) -> None
     seen: Any = train(Guarded(AFL(WORK, 0.5), Guard("watch")), here, **run)  # type: ignore[arg-type]
     page = write_report({"on": on, "watch": seen}, tmp_path / "page.html").read_text()
     assert "on: claims or updates of 1 client were kept in bounds" in page
-    assert "reached the cap of a guard" in page
+    assert "is at the cap of" in page  # among the events
     assert "watch: 1 client stood out beside the others" in page
     told = describe_events(on)
     assert any("client 5 was kept in bounds in 6 round(s), first in round 1" in t for t in told)

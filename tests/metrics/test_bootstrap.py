@@ -1,7 +1,6 @@
 """Bootstrap intervals: what they promise, simulated."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -59,17 +58,6 @@ def test_equal_clients_are_not_found_unequal():
     )
 
 
-def test_other_clients_cover_the_population():
-    rng = np.random.default_rng(3)
-    population = reduce(rng.beta(8, 2, 400_000))
-    options = {"higher_is_better": True, "resamples": 200, "names": NAMES}
-    draws = rng.beta(8, 2, size=(RUNS, 100))
-    check_coverage(
-        population,
-        (metrics.summary_intervals(v, seed=run, **options) for run, v in enumerate(draws)),
-    )
-
-
 def test_percentiles_would_miss_where_the_correction_holds():
     """The reason for the correction: noise in the clients inflates their inequality twice."""
     rng = np.random.default_rng(5)
@@ -88,14 +76,6 @@ def test_percentiles_would_miss_where_the_correction_holds():
     assert held[1] > 85
 
 
-def test_the_average_over_clients_is_the_t_interval():
-    values = np.random.default_rng(6).normal(size=25)
-    options = {"higher_is_better": True, "resamples": 100_000, "names": NAMES[:1]}
-    interval = metrics.summary_intervals(values, **options)["average_by_client"]
-    expected = stats.t.interval(0.95, 24, values.mean(), stats.sem(values))
-    assert (interval.lower, interval.upper) == pytest.approx(expected, abs=0.01)
-
-
 def test_the_average_over_samples_has_the_binomial_error():
     correct, trials = np.array([60, 80, 95, 30]), np.array([100, 200, 100, 40])
     options = {"resamples": 100_000, "names": NAMES[:1]}
@@ -108,63 +88,44 @@ def test_the_average_over_samples_has_the_binomial_error():
 
 def test_seeded_and_independent_of_blocks(monkeypatch):
     correct, trials = np.array([60, 80, 95]), np.array([100, 100, 100])
-    calls = [
-        partial(metrics.summary_intervals, correct / trials, higher_is_better=True),
-        partial(metrics.accuracy_intervals, correct, trials),
-    ]
-    first = [call(resamples=101, seed=7)["gini"] for call in calls]
-    assert first == [call(resamples=101, seed=7)["gini"] for call in calls]
-    others = [call(resamples=101, seed=8)["gini"] for call in calls]
-    assert all(a != b for a, b in zip(first, others, strict=True))
+
+    def find(seed):
+        return metrics.accuracy_intervals(correct, trials, resamples=101, seed=seed)["gini"]
+
+    first = find(7)
+    assert first == find(7) != find(8)
     monkeypatch.setattr(bootstrap, "_BLOCK", 30)
-    for a, call in zip(first, calls, strict=True):
-        b = call(resamples=101, seed=7)["gini"]
-        assert (a.lower, a.upper) == pytest.approx((b.lower, b.upper), rel=1e-12)
+    again = find(7)
+    assert (again.lower, again.upper) == pytest.approx((first.lower, first.upper), rel=1e-12)
 
 
-def test_one_client_says_nothing_about_others():
-    found = metrics.summary_intervals([0.5], higher_is_better=True, resamples=10)
-    interval = found["average_by_client"]
-    assert (interval.lower, interval.upper) == (-math.inf, math.inf)
+def test_one_client_has_limits_between_nothing_and_all():
     alone = metrics.accuracy_intervals([5], [10], resamples=100)["average_by_client"]
     assert 0 < alone.lower < 0.5 < alone.upper < 1
 
 
 def test_an_infinite_ratio_has_no_limits():
-    interval = corrected_interval(3.0, [1.0, math.inf], 2.0, (1.0, math.inf))
+    interval = corrected_interval(3.0, [1.0, math.inf], (1.0, math.inf))
     assert (interval.lower, interval.upper) == (1.0, math.inf)
 
 
 def test_named_intervals_are_those_of_all():
-    correct, trials = np.array([6, 80, 3, 40]), np.array([10, 100, 9, 50])
-    for found in (
-        lambda **more: metrics.accuracy_intervals(correct, trials, resamples=50, **more),
-        lambda **more: metrics.summary_intervals(
-            correct / trials, higher_is_better=True, resamples=50, **more
-        ),
-    ):
-        every = found()
-        chosen = tuple(name for name in every if name in ("average_by_client", "gini"))
-        assert len(chosen) == 2
-        assert found(names=chosen) == {name: every[name] for name in chosen}
+    counts = np.array([6, 80, 3, 40]), np.array([10, 100, 9, 50])
+    every = metrics.accuracy_intervals(*counts, resamples=50)
+    chosen = ("average_by_client", "gini")
+    found = metrics.accuracy_intervals(*counts, resamples=50, names=chosen)
+    assert found == {name: every[name] for name in chosen}
 
 
-def test_summary_intervals_leave_single_clients_to_the_exact_interval():
+def test_single_clients_are_left_to_the_exact_interval():
     correct, trials = np.array([60, 80, 95]), np.array([100, 100, 100])
-    samples = metrics.accuracy_intervals(correct, trials, resamples=50)
-    exact = metrics.worst_client_interval(correct, trials).interval
-    assert samples["worst"] == exact
-    others = metrics.summary_intervals(correct / trials, higher_is_better=True, resamples=50)
-    extreme = {name for name, r in metrics.REDUCERS.items() if r.extreme}
-    assert extreme.isdisjoint(others)
-    assert set(metrics.REDUCERS) == extreme | set(others)
-    assert set(samples) == set(others) | {"worst"}
-    losses = metrics.summary_intervals([-1.0, 2.0, 3.0], higher_is_better=False, resamples=50)
-    assert "standard_deviation" in losses
-    assert "gini" not in losses
+    found = metrics.accuracy_intervals(correct, trials, resamples=50)
+    assert found["worst"] == metrics.worst_client_interval(correct, trials).interval
+    several = {name for name, r in metrics.REDUCERS.items() if not r.extreme}
+    assert set(found) == several | {"worst"}
 
 
-def test_summary_intervals_stay_within_bounds_and_hold_equality():
+def test_intervals_stay_within_bounds_and_hold_equality():
     trials = np.full(20, 30)
     rows = metrics.accuracy_intervals(np.full(20, 27), trials, resamples=200)
     for reducer in metrics.REDUCERS.values():
@@ -178,4 +139,4 @@ def test_messages():
     with pytest.raises(ValueError, match="positions 1 have no test sample"):
         metrics.accuracy_intervals([1, 0], [2, 0])
     with pytest.raises(ValueError, match="resamples must be at least 2"):
-        metrics.summary_intervals([1.0, 2.0], higher_is_better=True, resamples=1)
+        metrics.accuracy_intervals([1, 2], [2, 3], resamples=1)

@@ -1,6 +1,7 @@
 """The first sentence of a report is right about federations whose truth is known."""
 
 import json
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -47,6 +48,9 @@ def made(correct, sizes, *, alone=None, details=True, train_loss=0.4):
     ]
     if alone is not None:
         run.alone = MetricRecord(0, "test", "accuracy", np.asarray(alone) / sizes, sizes)
+        sides = zip(names, alone, correct, sizes, strict=True)
+        gains = {n: list(astuple(compare(a, k, m))) for n, a, k, m in sides}
+        run.events = [{"event": "alone", "one_class": [], "reason": "", "gains": gains}]
     if details:
         told = [
             ClientDetail(int(m), {"auroc": (0.1, 0.9)}, 0.6, 2, Calibration.measure(
@@ -56,6 +60,12 @@ def made(correct, sizes, *, alone=None, details=True, train_loss=0.4):
         ]  # fmt: skip
         run.details = Details("test", tuple(told))
     return run
+
+
+def compare(ours, theirs, m):
+    """Compare two models of which the better one is right wherever the other one is."""
+    answers = [(np.arange(m) < k) * 1.0 for k in (ours, theirs)]
+    return gain_of_pairs(*answers, higher_is_better=True, fraction=True)
 
 
 def sentence(run):
@@ -108,9 +118,9 @@ def test_who_would_be_better_off_alone_is_named_if_chance_does_not_explain_it():
 
 def test_answers_to_the_same_samples_tell_more_than_two_accuracies():
     run = made([50, 50, 50], [100, 100, 100], alone=[58, 50, 50])
+    run.events = []
     assert tabulate_alone(run, ACCURACY).sure == ()
-    ours, theirs = np.arange(100) < 58, np.arange(100) < 50  # right wherever the other one is
-    gain = gain_of_pairs(ours * 1.0, theirs * 1.0, higher_is_better=True, fraction=True)
+    gain = compare(58, 50, 100)
     assert gain.p == 0.5**8  # eight answers differ, all in favour of the own model
     run.events = [
         {

@@ -1,6 +1,6 @@
 """Fairness of one number per client: reducers, a summary under stable names, and how sure it is."""
 
-from equifed.metrics.bootstrap import accuracy_intervals, summary_intervals
+from equifed.metrics.bootstrap import accuracy_intervals
 from equifed.metrics.chance import (
     EqualService,
     chance_floor,
@@ -76,7 +76,6 @@ __all__ = [
     "spread",
     "standard_deviation",
     "summary",
-    "summary_intervals",
     "twenty_twenty",
     "variance_beyond_chance",
     "wilson_interval",

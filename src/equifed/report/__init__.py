@@ -1,6 +1,5 @@
 """Who is served how well, how sure that is, and what it cost: one page that opens anywhere."""
 
-from equifed.report.card import write_card
 from equifed.report.charts import colour, draw_figures, find_frontier
 from equifed.report.document import Report, build
 from equifed.report.methods import (
@@ -21,6 +20,7 @@ from equifed.report.page import (
     render,
     render_participant,
     slug,
+    write_card,
     write_report,
 )
 from equifed.report.svg import frame, limits, standalone

@@ -249,16 +249,6 @@ class Method:
         counts = Counter(client for client, *_ in seen)
         return np.array([counts[name] for name in self.clients], dtype=np.int64)
 
-    def capped(self) -> Index:
-        """Return in how many runs each client reached the cap of a guard on its weight."""
-        counts = Counter(
-            name
-            for run in self.runs
-            for name in {e["reason"].partition(" is at the cap of ")[0]
-                         for e in run.history.events if e["event"] == "note"}
-        )  # fmt: skip
-        return np.array([counts[f"client {name}"] for name in self.clients], dtype=np.int64)
-
     def count_correct(self, scale: Scale) -> tuple[Index, list[Losses], Index] | None:
         """Return whose correct answers are known, their numbers in every run, and of how many."""
         final, sizes = self.final(scale), self.sizes(scale)

@@ -47,7 +47,6 @@ LABELS = {
     "best_20_percent": "Best-served 20 %",
     "spread": "Spread, best to worst",
     "gini": "Gini coefficient",
-    "twenty_twenty": "Relative unfairness, 20:20",
 }
 COMPARED = (
     "average_by_client", "average_by_sample", "worst", "worst_20_percent", "best_20_percent",

@@ -294,11 +294,9 @@ def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
 def _list_facts(method: Method) -> list[tuple[str, str]]:
     first = method.runs[0]
     data, versions = first.provenance.get("data", {}), first.provenance.get("versions", {})
-    source, told = data.get("source") or "", {}
+    source = data.get("source") or ""
     if isinstance(source, dict):
-        told = {key: source[key] for key in ("preparation", "rows and columns") if key in source}
-        rest = {key: value for key, value in source.items() if key not in told}
-        source = "; ".join(f"{key}: {value}" for key, value in rest.items())
+        source = "; ".join(f"{key}: {value}" for key, value in source.items())
     seconds = sum(r.seconds for run in method.runs for r in run.history.rounds)
     unfinished = sum(not run.complete for run in method.runs)
     facts = {
@@ -306,8 +304,6 @@ def _list_facts(method: Method) -> list[tuple[str, str]]:
         "What ran": first.history.algorithm or "",
         "Data": data.get("name", ""),
         "Source": str(source),
-        "Preparation": str(told.get("preparation", "")),
-        "Rows and columns": str(told.get("rows and columns", "")),
         "SHA-256 of the data": data.get("sha256", ""),
         "Versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "Own part": find_note(first.history),

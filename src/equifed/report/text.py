@@ -43,7 +43,6 @@ GLOSSARY = {
     "Majority class": "accuracy of always answering the client's most frequent class.",
     "MSE": "mean squared error of predicted values, in squared units of the target.",
     "Own part": "parameters that every client keeps for itself, beside the shared ones.",
-    "Relative unfairness, 20:20": "mean of the largest 20 % over mean of the smallest 20 %.",
     "Underserved": "served worse than the other clients by more than chance explains.",
     "Weight": "how much a client's loss counts in a round; equal weights are 1 / clients.",
     "Without own part": "the shared model with the mean of all own parts, as a new client gets it.",
@@ -149,9 +148,8 @@ def _describe_events(methods: Sequence[Method]) -> list[str]:
     """Name the clients whose answers were refused or kept in bounds, or who stood out."""
     out = []
     for method in methods:
-        found = {what: method.count_events(kind) for kind, what in REFUSALS.items()}
-        found["{} reached the cap of a guard on their weight (runs in brackets)"] = method.capped()
-        for what, counts in found.items():
+        for kind, what in REFUSALS.items():
+            counts = method.count_events(kind)
             bad = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
             if bad:
                 names = join_names([f"{method.clients[i]} ({counts[i]})" for i in bad])

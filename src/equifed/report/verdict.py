@@ -17,12 +17,9 @@ import numpy as np
 from equifed.contract.arrays import Losses
 from equifed.metrics import (
     EqualService,
-    assume_independent,
     chance_floor,
     compare_to_chance,
-    correct_counts,
     find_worse_means,
-    newcombe_interval,
 )
 from equifed.metrics.chance import LEVEL
 from equifed.report.methods import NAMED, Method, Scale, capital, join_names, plural
@@ -215,7 +212,6 @@ class AloneTable:
     gains: Losses
     some: Any
     sure: tuple[int, ...]
-    paired: bool
     event: Mapping[str, Any]
 
 
@@ -234,24 +230,8 @@ def tabulate_alone(history: History, scale: Scale) -> AloneTable | None:
     table = np.stack([change, *np.full((2, len(change)), np.nan), np.ones(len(change))], axis=1)
     for i in some:
         table[i] = told.get(history.names[i], table[i])
-    if not told and scale.kind.is_fraction:
-        table[some] = _assume_pairs(alone.values, shared, some, table[some])
     sure = _correct(table[:, 3], some)
-    return AloneTable(alone.values, table[:, :3], some, sure, bool(told), event)
-
-
-def _assume_pairs(alone: Losses, shared: Any, some: Any, table: Losses) -> Losses:
-    """Compare accuracies whose single answers are not known, as if they were independent."""
-    from scipy.special import ndtr
-
-    try:
-        own, common = (correct_counts(v[some], shared.sizes[some]) for v in (alone, shared.values))
-    except ValueError:  # accuracies that are no counts, or nobody to compare
-        return table
-    found = np.stack(newcombe_interval(assume_independent(own, common, shared.sizes[some])), axis=1)
-    below = np.maximum(found[:, 0] - found[:, 1], 1e-12)  # 1.96 standard errors
-    chances = np.where(found[:, 0] > 0, ndtr(-1.96 * found[:, 0] / below), 1.0)
-    return np.column_stack([found, chances])
+    return AloneTable(alone.values, table[:, :3], some, sure, event)
 
 
 def _correct(chances: Losses, some: Any) -> tuple[int, ...]:
@@ -293,8 +273,8 @@ def _describe_alone(
         own = "has a better {} with a model of its own" if one else (
             "have a better {} with models of their own"
         )  # fmt: skip
-        how = "sample by sample" if found.paired else "as if samples were not shared"
-        limits = f" (95 % intervals, {how})" if np.isfinite(found.gains[better, 1]).any() else ""
+        known = np.isfinite(found.gains[better, 1]).any()
+        limits = " (95 % intervals, sample by sample)" if known else ""
         yield (
             f"{len(better)} of {plural(len(found.some), 'client')} {own.format(scale.label)}"
             f"{limits}: {join_names(told)}. {sure or 'No'} difference{'s' * (sure > 1)} "
@@ -314,7 +294,7 @@ def describe_gain(found: AloneTable, i: int, scale: Scale) -> str:
     """Write what a client gains by its own model, with its limits.
 
     >>> values = np.array([[0.03, -0.01, 0.07]])
-    >>> table = AloneTable(values[:, 0], values, np.array([0]), (), True, {})
+    >>> table = AloneTable(values[:, 0], values, np.array([0]), (), {})
     >>> describe_gain(table, 0, Scale("accuracy", "test"))
     '+3.0 points (−1.0 to +7.0)'
     """

@@ -12,7 +12,7 @@ import numpy as np
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.data.describe import Table
-from equifed.metrics import Interval, accuracy_intervals, find_metric, summary, summary_intervals
+from equifed.metrics import Interval, accuracy_intervals, find_metric, summary
 from equifed.objectives.base import SaddleObjective
 from equifed.report import csv_text
 from equifed.runs.build import build_run, limit_threads
@@ -306,7 +306,6 @@ def _measure(history: History, metric: str, split: str) -> tuple[Interval, Inter
         better = find_metric(metric).higher_is_better
         numbers = summary(known, higher_is_better=better)
         found = {name: Interval(numbers[name], np.nan, np.nan) for name in (AVERAGE, TAIL)}
-        found |= summary_intervals(known, higher_is_better=better, names=(AVERAGE, TAIL))
     return found[AVERAGE], found[TAIL]
 
 
