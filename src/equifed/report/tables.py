@@ -38,7 +38,7 @@ ASIDE = {
 }
 """Measures that say little without what stands beside them."""
 MOST_ROWS = 300
-"""Rows of the table of groups on the page; all are in its CSV file."""
+"""Rows of the table of groups on the page; all are in ``details.json``."""
 
 
 # -- comparison -----------------------------------------------------------------------------------
@@ -249,28 +249,25 @@ def _cell(cell: object) -> object:
 
 
 def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
-    """Return the table of groups inside clients, how many rows it leaves out, and all as CSV."""
+    """Return the table of groups inside clients, and how many rows it leaves out."""
     details = method.details(scale)
     if details is None or not details.group_names():
         return None
-    kinds = [scale.kind, *(kind for kind, _ in method.further(scale))]
+    kinds, nothing = [scale.kind, *(kind for kind, _ in method.further(scale))], (math.nan,) * 2
     rows: list[list[str | Cell]] = []
-    plain = []
     for client, detail in zip(method.clients, details.clients, strict=True):
         for group, found in ({} if detail is None else detail.groups).items():
-            values = [found.values.get(kind.name, math.nan) for kind in kinds]
-            ends = [found.limits.get(kind.name, (math.nan, math.nan)) for kind in kinds]
-            told = list(zip(kinds, values, ends, strict=True))
-            cells = [make_cell(write_value(v, k), write_limits(two, k)) for k, v, two in told]
+            cells = [
+                make_cell(
+                    write_value(found.values.get(kind.name, math.nan), kind),
+                    write_limits(found.limits.get(kind.name, nothing), kind),
+                )
+                for kind in kinds
+            ]
             rows.append([client, group, f"{found.size:,}", *cells])
-            numbers = [number for _, v, two in told for number in (v, *two)]
-            plain.append([client, group, found.size, *numbers])
-    ending = ("", "_lower_95", "_upper_95")
-    columns = ["client", "group", "n", *(kind.name + end for kind in kinds for end in ending)]
     heads = ["Client", "Group", "Samples", *(capital(kind.label) for kind in kinds)]
     left = max(0, len(rows) - MOST_ROWS)
-    csv = csv_text(columns, plain)
-    return {"table": make_table(heads, rows[:MOST_ROWS]), "left": left, "csv": csv}
+    return {"table": make_table(heads, rows[:MOST_ROWS]), "left": left}
 
 
 # -- what was run ---------------------------------------------------------------------------------

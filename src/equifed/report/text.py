@@ -180,10 +180,10 @@ def _list_warnings(history: History) -> list[str]:
 def _describe_cost(told: Told, baseline: Method) -> str:
     """Say what the worst client gained, what the average paid and what was sent."""
     scale, n, name = told.scale, len(told.method.clients), told.method.name
-    keys = ("worst", "average_by_client", "spread")
+    keys = ("worst", "average_by_client")
     found = [told.estimates[key].difference if key in told.estimates else None for key in keys]
-    worst, average, spread = found
-    if worst is None or average is None or spread is None:
+    worst, average = found
+    if worst is None or average is None:
         return f"{name} and {baseline.name} have no seeds in common to compare."
     who, effect = f"Against {baseline.name}, {name}", describe_effect(worst.interval, scale)
     if n == 1:
@@ -191,7 +191,7 @@ def _describe_cost(told: Told, baseline: Method) -> str:
     else:
         mean = describe_effect(average.interval, scale).format("the average over clients")
         worse = effect.format(f"the worst client's {scale.label}")
-        said = [f"{who} {worse} and {mean}.", _describe_gap(spread, scale)]
+        said = [f"{who} {worse} and {mean}."]
     sent = told.estimates["bytes"].difference
     if sent is not None and sent.before > 0:
         said.append(f"It sent {sent.after / sent.before:.3g} {TIMES} the bytes.")
@@ -227,13 +227,6 @@ def write_span(difference: Interval, scale: Scale) -> str:
     '95 % interval −1.0 to +2.0'
     """
     return f"95 % interval {scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
-
-
-def _describe_gap(spread: Difference, scale: Scale) -> str:
-    before, after = scale.gap(spread.before), scale.gap(spread.after)
-    word = "shrank" if spread.after < spread.before else "grew"
-    moved = "stayed at" if before == after else f"{word} from {scale.number(spread.before)} to"
-    return f"The measured gap from best to worst client {moved} {after}."
 
 
 def describe_evidence(difference: Difference, scale: Scale) -> str:
