@@ -178,29 +178,6 @@ def test_aaggff_of_silos_is_its_naive_twin(problem: Problem) -> None:
     np.testing.assert_allclose(state.x, x, rtol=1e-5, atol=1e-5)
 
 
-def test_aaggff_of_devices_is_its_naive_twin(problem: Problem) -> None:
-    n, x, p = problem.n, start(problem), np.full(problem.n, 1 / problem.n)
-    total, m = np.zeros(problem.n), math.ceil(0.5 * problem.n)
-    c = m / n
-    for t in range(1, ROUNDS + 1):
-        pick = Stream(2).at("round", t, "participants").generator()
-        chosen = np.sort(pick.choice(n, size=m, replace=False))
-        losses = problem.losses(x)[chosen]
-        answers = c * stats.norm.cdf(losses / losses.mean(), loc=1)
-        filled = np.full(n, answers.mean())
-        filled[chosen] = (answers - (1 - c) * answers.mean()) / c  # doubly robust
-        even = np.full(n, answers.mean())
-        jacobian = -np.eye(n) / (1 + p @ even) + np.outer(even, p) / (1 + p @ even) ** 2
-        total += -even / (1 + p @ even) + jacobian @ (filled - even)  # Taylor at equal responses
-        logits = -total * math.sqrt(math.log(n)) / (math.sqrt(t + 1) * (2 + c))
-        p = np.exp(logits) / np.exp(logits).sum()
-        x = x - n / m * p[chosen] @ updates(problem, x)[chosen]
-    algorithm = AAggFF(WORK, "device", participation=0.5)
-    state, _ = rounds(algorithm, problem.clients(), start(problem), ROUNDS, seed=2)
-    np.testing.assert_allclose(state.weights, p, **CLOSE)
-    np.testing.assert_allclose(state.x, x, **CLOSE)
-
-
 def test_responses_are_a_distribution_function() -> None:
     losses = np.array([0.0, 0.2, 1.0, 1.7, 2.1])  # of mean 1
     np.testing.assert_allclose(respond(losses), stats.norm(1).cdf(losses), atol=1e-12)
@@ -314,7 +291,6 @@ def test_absent_clients_count_with_their_normalised_updates() -> None:
         (lambda: FedDyn(replace(WORK, proximal=0.1)), r"got local.proximal = 0.1; leave it out"),
         (lambda: DRDM(LocalSGD(lr=0.1, epochs=1)), "DRDM needs local.steps"),
         (lambda: DRDM(dual_step=0.0), "dual_step must be positive"),
-        (lambda: AAggFF(setting="cloud"), "'silo' or 'device', got 'cloud'"),  # type: ignore[arg-type]
         (lambda: FedDGGA(step=0.0), r"step must lie in \(0, 1\]"),
         (lambda: FedDGGA(references=(float("nan"),)), "must be finite"),
         (lambda: Normalised(ScaffPD(CVaR(0.5))), "the step size of ScaffPD is not its own"),

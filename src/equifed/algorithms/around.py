@@ -83,6 +83,11 @@ def with_inner_state(state: Any, inner: Any) -> Any:
     return replace(state, inner=with_inner_state(state.inner, inner))
 
 
+def change_state(state: Any, **changes: Any) -> Any:
+    """Return the wrappers' state with changes of the state of the algorithm inside."""
+    return with_inner_state(state, replace(inner_state(state), **changes))
+
+
 def objective_at(algorithm: AnyAlgorithm, state: Any, weights: Weights) -> SaddleObjective | None:
     """Return what an algorithm minimises in a state; None where that has no dual step.
 

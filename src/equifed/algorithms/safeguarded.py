@@ -11,16 +11,15 @@ from typing_extensions import override
 from equifed.algorithms.around import (
     Wrapper,
     WrapperState,
+    change_state,
     inner_state,
     objective_at,
     unwrap,
-    with_inner_state,
 )
 from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Proof, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature
-from equifed.objectives.base import SaddleObjective
 from equifed.steps.certificate import gap_of_round
 
 GRACE = 10
@@ -40,6 +39,7 @@ class BestPoint:
     weights: Weights
     losses: Losses
     merit: float  # smaller is better
+    value: float  # the objective
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,16 @@ class Safeguarded(Wrapper):
         except MissingClients as lost:
             if state.best is None or not self._overflowed(lost, clients, stream):
                 raise
-            return self._back_from_overflow(state, state.best)
+            after, best = _back(state, state.best), state.best
+            note = "local steps overflowed: back to the best model with half the step size"
+            numbers = inner_state(after).sizes.numbers()
+            return after, Info(best.weights, best.losses, best.value, None, numbers, (note,))
         if inner_state(inner).sizes.halved() is None:  # step sizes that somebody chose
             return replace(state, inner=inner), info
         known = clients.curvature() if state.curvature is None else state.curvature
         state = replace(state, curvature=known)
-        if self._objective(state.inner, info) != self._objective(inner, info):
+        minimised = (objective_at(self.algorithm, s, info.weights) for s in (state.inner, inner))
+        if next(minimised) != next(minimised):
             state = State(state.inner, curvature=known)  # another problem
         return self._judged(state, inner, info), info
 
@@ -158,7 +162,7 @@ class Safeguarded(Wrapper):
         merit, best = self._merit(state, info), state.best
         if merit is None:  # somebody is missing: nothing to compare with
             return state
-        here = BestPoint(start, info.weights, info.losses, merit)
+        here = BestPoint(start, info.weights, info.losses, merit, info.objective)
         if best is None:
             return replace(state, best=here, first=merit)
         if merit < best.merit:
@@ -199,9 +203,6 @@ class Safeguarded(Wrapper):
         primal = inner_state(state.inner).sizes.primal
         return float(slack + 0.5 * primal * float(proof.gradient @ proof.gradient))
 
-    def _objective(self, state: Any, info: Info) -> SaddleObjective | None:
-        return objective_at(self.algorithm, state, info.weights)
-
     def _overflowed(self, lost: MissingClients, clients: Clients, stream: Stream) -> bool:
         """Tell whether the numbers of all who were asked grew out of bounds, none being away."""
         fraction = getattr(unwrap(self.algorithm), "participation", 1.0)
@@ -209,27 +210,14 @@ class Safeguarded(Wrapper):
         reasons = lost.reasons.values()
         return len(reasons) == asked and all(r.endswith(("inf", "nan")) for r in reasons)
 
-    def _back_from_overflow(self, state: State, best: BestPoint) -> tuple[State, Info]:
-        """Go back to the best point after a round in which everybody overflowed."""
-        after = _back(state, best)
-        note = "local steps overflowed: back to the best model with half the step size"
-        numbers = inner_state(after).sizes.numbers()
-        empty = Info(best.weights, best.losses)
-        objective = self._objective(state.inner, empty)
-        assert objective is not None
-        value = objective.value(best.losses)
-        return after, replace(empty, objective=value, numbers=numbers, notes=(note,))
-
 
 def _back(state: State, best: BestPoint) -> State:
     """Return to the best point with half the step sizes; nothing is judged for a while."""
     state = replace(_halved(state), stale=-GRACE)
-    inner = inner_state(state)
-    there = replace(inner, x=best.x, weights=best.weights, losses=best.losses)
-    return with_inner_state(state, there)  # type: ignore[no-any-return]
+    there: State = change_state(state, x=best.x, weights=best.weights, losses=best.losses)
+    return there
 
 
 def _halved(state: State) -> State:
-    inner = inner_state(state)
-    halved = replace(inner, sizes=inner.sizes.halved())
-    return with_inner_state(state, halved)  # type: ignore[no-any-return]
+    halved: State = change_state(state, sizes=inner_state(state).sizes.halved())
+    return halved

@@ -12,9 +12,8 @@ from equifed.algorithms.around import (
     Certified,
     WeightedWrapper,
     WrapperState,
-    inner_state,
+    change_state,
     layers,
-    with_inner_state,
 )
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector
@@ -115,8 +114,7 @@ class ServerOptimised(WeightedWrapper):
         else:
             m, v = b1 * state.m + (1 - b1) * d, _second(self.optimiser, state.v, d * d, b2)
             x = state.x - self.rate * m / (v.sqrt() + self.tau)
-        after = with_inner_state(inner, replace(inner_state(inner), x=x))
-        return State(after, x, m, v), info
+        return State(change_state(inner, x=x), x, m, v), info
 
     def wrapped(self) -> AnyAlgorithm:
         """Return it as training runs it: around the algorithm, inside safeguard and proofs."""

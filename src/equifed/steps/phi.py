@@ -20,6 +20,9 @@ from equifed.steps.automatic import hessian_product
 LARGEST_PHI = 0.9
 """Weights grow as 1 / (1 - phi): here the sum of their sizes is 19, at 0.99 it would be 199."""
 
+TOLERANCE, PRODUCTS = 1e-6, 200
+"""Relative residual at which conjugate gradients stop, and Hessian-vector products at most."""
+
 UNSOLVED = 1e-3
 """Part of the objective still to be gained beyond which a model is not that of phi = 0."""
 
@@ -95,20 +98,14 @@ def best_phi(high: float, low: float, bend: float) -> float:
 
 
 def choose_phi(
-    clients: Clients,
-    x: Vector,
-    weights: Weights,
-    objective: RelativeFairness,
-    stream: Stream,
-    *,
-    tolerance: float = 1e-6,
-    products: int = 200,
+    clients: Clients, x: Vector, weights: Weights, objective: RelativeFairness, stream: Stream
 ) -> PhiChoice:
     r"""Choose phi from the saddle point (x, a) of phi = 0 (SCAFF-PD-IA, Section 5.3).
 
     :math:`c = \langle H^{-1} g, g\rangle` with :math:`H = \sum_i a_i \nabla^2 f_i(x)` and
     :math:`g = \sum_i b_i \nabla f_i(x)` is found by conjugate gradients on Hessian-vector products
-    through the clients; no matrix is formed.
+    through the clients; no matrix is formed. After :data:`PRODUCTS` of them c is a lower bound and
+    phi a little too large.
 
     a is the dual solution, which training has found with x. The weights that maximise the losses at
     x will not do: where clients tie, as they do at most solutions, those are any of many, and the
@@ -121,10 +118,6 @@ def choose_phi(
         a, of all clients. For an absent one the mean loss stands, and its gradient is left out.
     objective : RelativeFairness
         With phi = 0; its sets A and B are used.
-    tolerance : float
-        Relative residual at which the conjugate gradients stop.
-    products : int
-        Hessian-vector products at most; c is then a lower bound and phi a little too large.
     """
     seen, gradients = clients.value_and_gradient(x, stream.at("gradient"))
     losses = carry_over(None, clients.index, seen, len(clients.names))
@@ -143,7 +136,7 @@ def choose_phi(
     def hessian(v: Vector) -> Vector:
         return hessian_product(clients, x, a, v, stream.at("product"))
 
-    bend, used = inverse_product(hessian, g, tolerance, products)
+    bend, used = inverse_product(hessian, g, TOLERANCE, PRODUCTS)
     low = float(lower @ losses)
     # What a Newton step would gain, <H^-1 left, left> / 2, at the curvature that g has met.
     gain = 0.5 * bend * float(left @ left) / max(float(g @ g), 1e-300)

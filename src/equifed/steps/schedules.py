@@ -116,12 +116,9 @@ class Schedule(Protocol):
 
 
 def share_of_latest(t: int, decay: float = 3.0) -> float:
-    r"""Return what the last of t values counts in their mean, in which later ones count more.
+    r"""Return what the last of t values counts in their mean: :math:`(\eta + 1)/(t + \eta)`.
 
-    .. math:: \bar x_t = \bar x_{t-1} + \frac{\eta + 1}{t + \eta} (x_t - \bar x_{t-1})
-
-    (polynomial-decay averaging, Shamir and Zhang 2013, Section 4). Value s counts about as
-    :math:`s^\eta`: all alike for 0, those of the last half about 94 % for 3.
+    Value s counts about as :math:`s^\eta` then (Shamir and Zhang 2013, Section 4).
 
     >>> share_of_latest(1), share_of_latest(4, decay=0)
     (1.0, 0.25)

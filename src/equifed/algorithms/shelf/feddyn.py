@@ -10,7 +10,7 @@ import torch
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Index, Info, Losses, Moved, Stream, Vector, Weights
-from equifed.contract.absence import ask_clients, draw_clients, sample_clients, scatter
+from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.local import LocalSGD
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
@@ -112,8 +112,6 @@ class DRDM(Federated):
     their :math:`h_i` and the weight that they had in it, and the model goes as far as the weight of
     those who are there: all that moves it vanishes at the solution, so nobody is favoured.
     Under hidden sums a round with somebody missing ends the run: the kept h_i would show who it is.
-    With ``clients_per_round`` m the displacements are those of m draws by lambda, and v is from a
-    uniform sample of m, as in DRFA.
 
     Parameters
     ----------
@@ -124,7 +122,7 @@ class DRDM(Federated):
     dual_step : float
         gamma. The h_i follow the weights late, so it must be smaller than DRFA's: with DRFA's 0.008
         the weights swing. The default is ours.
-    objective, dual, clients_per_round, patience
+    objective, dual, patience
         As for DRFA.
     """
 
@@ -132,7 +130,6 @@ class DRDM(Federated):
     alpha: float = 1.0
     dual_step: float = 0.001
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
-    clients_per_round: int | None = None
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
     patience: int = PATIENCE
 
@@ -152,27 +149,21 @@ class DRDM(Federated):
     ) -> tuple[RobustState, Info]:
         """Return the state after one round."""
         assert self.local.steps is not None
-        m, tau = self.clients_per_round, self.local.steps
-        asked = ask_clients(clients, m, stream)
-        roll = call_roll(self, state, asked)
+        tau, roll = self.local.steps, call_roll(self, state, clients)
         mix = roll.weights / self.objective.total(roll.weights)  # lambda, or its shares
-        chosen, share = clients, mix[clients.index]
+        share = mix[clients.index]
         part = share.sum()  # 1 if everybody is there: so far the model goes
-        if m is not None:
-            chosen, share = draw_clients(clients, mix, m, stream)
-            share = part * share
         t = int(stream.at("snapshot").generator().integers(1, tau + 1))
         moved, kept = dynamic_steps(
-            chosen, state.x, self.local.work(snapshot=t), self.alpha, state.multipliers, stream
+            clients, state.x, self.local.work(snapshot=t), self.alpha, state.multipliers, stream
         )
         assert moved.snapshot is not None
-        h, counted = self._tilt(state, moved, chosen, mix, roll.members)
+        h, counted = self._tilt(state, moved, clients, mix, roll.members)
         x = state.x - moved.displacement.weighted_sum(share) - part * h / self.alpha
         at = moved.snapshot.weighted_sum(share) + (1 - part) * state.x  # x'
-        batch_size = self.local.batch_size
-        losses, v = roll.estimate(clients.index, at, stream.at("losses"), batch_size)
-        weights = self.dual.ascend(roll.objective, roll.weights, v, tau * self.dual_step)
-        info = Info(roll.weights, index=chosen.index, notes=roll.notes)
+        losses = roll.losses(at, stream.at("losses"), self.local.batch_size)  # v
+        weights = self.dual.ascend(roll.objective, roll.weights, losses, tau * self.dual_step)
+        info = Info(roll.weights, index=clients.index, notes=roll.notes)
         return RobustState(x, weights, h, counted, kept, losses, roll.away), info
 
     def _tilt(
