@@ -32,6 +32,7 @@ from equifed.objectives import ChiSquare
 from equifed.runs.catalogue import ALGORITHMS
 
 ROUNDS, ROUNDING, BEFORE = 12, 1e-9, "fair-newton" not in ALGORITHMS
+JUDGED = ("safeguarded", "accelerated")  # wrappers of algorithms with step sizes
 REFUSES = "it refuses networks, where 0.2 ran SCAFF-PD"
 BY_DESIGN = {
     "convex/scaff-pd, trained": "0.2 added Anderson's acceleration to automatic steps",
@@ -67,7 +68,7 @@ def algorithms() -> dict[str, Any]:
         make: Any = entry.load()
         takes = inspect.signature(make).parameters
         required = {k for k, one in takes.items() if one.default is inspect.Parameter.empty}
-        inner = ef.ScaffPD(fair, **plain) if name == "safeguarded" else ef.FedAvg()
+        inner = ef.ScaffPD(fair, **plain) if name in JUDGED else ef.FedAvg()
         first = {k: v for k, v in {"objective": fair, "algorithm": inner}.items() if k in required}
         first |= plain if name == "scaff-pd" else {}
         out[name] = make(**first)
