@@ -32,6 +32,7 @@ from equifed.runs.config import (
     check_guard,
     complete_guard,
     find_metrics,
+    read_table,
 )
 from equifed.runs.schema import Checker, ConfigError, Table, choose, construct, settings
 from equifed.training.final_model import GiveOut, StopWhen
@@ -77,10 +78,7 @@ class AppConfig:
     @classmethod
     def read(cls, path: str | Path) -> AppConfig:
         """Read a TOML file."""
-        try:
-            return cls.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
+        return cls.from_dict(read_table(Path(path)))
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> AppConfig:

@@ -36,6 +36,7 @@ from equifed.runs.schema import (
     Checker,
     ConfigError,
     Table,
+    blame,
     choose,
     construct,
     describe_fields,
@@ -257,10 +258,8 @@ class RunConfig(Plain):
 
 def read_table(path: Path) -> Table:
     """Read a TOML file."""
-    try:
+    with blame(f"{path} is not a TOML file: ", (tomllib.TOMLDecodeError, UnicodeDecodeError)):
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
 
 
 def in_words_of_today(table: Any) -> Any:
@@ -345,11 +344,9 @@ def complete_guard(given: Any) -> Any:
 
 def check_guard(algorithm: AnyAlgorithm, guard: Guard | None) -> None:
     """Refuse an algorithm whose weights cannot be bounded as the guard wants it."""
-    try:
+    with blame("guard: "):
         if guard is not None and guard.mode == "on":
             guard_algorithm(algorithm, guard)
-    except ValueError as error:
-        raise ConfigError([f"guard: {error}"]) from error
 
 
 def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgorithm:

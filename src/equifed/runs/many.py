@@ -166,10 +166,6 @@ class Planned:
         """Whether there is a folder with a run that has ended."""
         return self.folder is not None and is_complete(self.folder)
 
-    def run(self, progress: bool | None = False) -> Any:
-        """Run; return what came of it, a text being why it failed."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, eq=False)
 class Job(Planned):
@@ -345,7 +341,7 @@ def tell_kept(kept: int, count: int, console: Console) -> None:
 
 
 def run_all(
-    jobs: Sequence[Planned],
+    jobs: Sequence[Job | Task],
     at_once: int,
     progress: bool | None = False,
     tell: Callable[[Planned], None] = lambda job: None,

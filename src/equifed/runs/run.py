@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,7 @@ from equifed.training.files import (
 from equifed.training.folder import RunFolder, is_complete, open_run_folder
 from equifed.training.folder import refuse_existing as refuse_run
 from equifed.training.history import History
-from equifed.training.tables import (
-    CONFIG,
-    PREPARATION,
-    RUN,
-    SUMMARY,
-    check_format,
-)
+from equifed.training.tables import CONFIG, PREPARATION, RUN, SUMMARY, check_format
 from equifed.training.trackers import Callback
 
 POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0
@@ -183,23 +177,17 @@ def resume(
         return add_alone(history, built, out) if more else history
 
 
-@contextmanager
-def _lock(out: Path) -> Iterator[None]:
+def _lock(out: Path) -> AbstractContextManager[None]:
     """Let the first process of a run hold its folder."""
-    if not is_first():
-        yield
-        return
-    with lock_folder(out):
-        yield
+    return lock_folder(out) if is_first() else nullcontext()
 
 
-def check_config(out: Path, accept: bool = False) -> dict[str, Any]:
-    """Return what the folder tells of its run; refuse a configuration that is not the run's."""
+def check_config(out: Path, accept: bool = False) -> None:
+    """Refuse a configuration that is not the run's, or take it in its place."""
     check_format(read_json(out / RUN), out)
-    told = read_sealed(out / RUN)
-    found = digest((out / CONFIG).read_bytes())
+    told, found = read_sealed(out / RUN), digest((out / CONFIG).read_bytes())
     if told.get(CONFIG) == found:
-        return told
+        return
     if not accept:
         raise RunFolderError(
             f"{out / CONFIG} was changed since the run began, or is damaged. Start another run "
@@ -208,7 +196,6 @@ def check_config(out: Path, accept: bool = False) -> dict[str, Any]:
     told = {**told, CONFIG: found, "replaced": [*told.get("replaced", []), told.get(CONFIG)]}
     if is_first():
         write_file(out / RUN, seal(told))
-    return told
 
 
 # -- several processes ------------------------------------------------------------------------
