@@ -29,7 +29,7 @@ from equifed.objectives import (
     Transport,
     WorstCase,
 )
-from equifed.objectives.capped import CappedKL, CappedTail
+from equifed.objectives.capped import CappedTail
 
 Array = NDArray[np.float64]
 
@@ -131,8 +131,6 @@ def _rescaled(objective: Any, scale: float) -> Any:
         return replace(objective, rho=objective.rho / scale)
     if isinstance(objective, Tilted):
         return replace(objective, tilt=objective.tilt * scale)
-    if isinstance(objective, CappedKL):
-        return replace(objective, base=_rescaled(objective.base, scale))
     if hasattr(objective, "strength"):
         return replace(objective, strength=objective.strength / scale)
     return objective
@@ -153,16 +151,16 @@ def _value(
         case CVaR() | HeterogeneousCVaR() | CappedTail():
             level = cp.Variable()
             return level + objective.caps(n) @ cp.pos(losses - level), []
+        case KL(cap=float()):
+            excess = cp.Variable(n, nonneg=True)
+            value, more = _value(replace(objective, cap=None), losses - excess, n)
+            return value + max(objective.cap or 0.0, 2 / n) * cp.sum(excess), more
         case KL():
             return objective.strength * cp.log_sum_exp(
                 losses / objective.strength - math.log(n)
             ), []
         case Tilted():
             return _value(KL(1 / objective.tilt), losses, n)
-        case CappedKL():
-            excess = cp.Variable(n, nonneg=True)
-            value, more = _value(objective.base, losses - excess, n)
-            return value + max(objective.cap, 2 / n) * cp.sum(excess), more
         case L1Distance():
             raised = cp.maximum(losses, cp.max(losses) - 2 * objective.strength)
             return cp.sum(raised) / n, []

@@ -26,7 +26,7 @@ from equifed.objectives import (
     Transport,
     WorstCase,
 )
-from equifed.objectives.capped import CappedKL, CappedTail
+from equifed.objectives.capped import CappedTail
 
 Array = NDArray[np.float64]
 
@@ -80,7 +80,10 @@ def violation(objective: SaddleObjective, weights: Array) -> float:
     match objective:
         case ChiSquare() | ExcessRisk():
             return violation(objective.base, weights)
-        case CappedTail() | CappedKL():
+        case KL(cap=float()):
+            over = float(weights.max()) - max(objective.cap or 0.0, 2 / n)
+            return max(violation(replace(objective, cap=None), weights), over)
+        case CappedTail():
             over = float(weights.max()) - max(objective.cap, 2 / n)
             return max(violation(objective.base, weights), over)
         case RelativeFairness(cap=float()):
@@ -154,7 +157,10 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             constraints, penalty = solver_parts(objective.base, w)
             away = n * w - n * shares(objective.centre, n)
             return constraints, penalty + objective.rho / (2 * n) * cp.sum_squares(away)
-        case CappedTail() | CappedKL():
+        case KL(cap=float()):
+            constraints, penalty = solver_parts(replace(objective, cap=None), w)
+            return [*constraints, w <= max(objective.cap or 0.0, 2 / n)], penalty
+        case CappedTail():
             constraints, penalty = solver_parts(objective.base, w)
             return [*constraints, w <= max(objective.cap, 2 / n)], penalty
         case RelativeFairness(cap=float()):

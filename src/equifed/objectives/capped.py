@@ -12,20 +12,18 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.absence import bound_share, limit_shares
-from equifed.contract.arrays import Losses, Weights
+from equifed.contract.arrays import Weights
 from equifed.objectives.base import (
     CappedSet,
     Objective,
     SaddleObjective,
     SymmetricSet,
-    check_step,
-    check_vector,
     normalise,
 )
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase
 from equifed.objectives.kl import KL, Tilted
-from equifed.objectives.projections import Permutahedron, cut_corner, entropic_prox, tilt
+from equifed.objectives.projections import Permutahedron, cut_corner
 from equifed.objectives.relative_fairness import RelativeFairness
 
 
@@ -52,61 +50,6 @@ class CappedTail(SymmetricSet, CappedSet):
         return np.minimum(self.base.caps(n), bound_share(self.cap, n))
 
 
-@dataclass(frozen=True)
-class CappedKL(SaddleObjective):
-    r"""``KL`` where no client has more than a cap of the weight.
-
-    .. math:: \Phi(\ell) = \max_{w} \langle w, \ell\rangle - \tau \sum_i w_i \log\frac{w_i}{p_i},
-        \qquad 0 \le w_i \le \mathrm{cap},\ \textstyle\sum_i w_i = 1
-    """
-
-    base: KL
-    cap: float
-
-    @override
-    def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
-        with np.errstate(over="ignore"):
-            below = np.maximum((losses - losses.max()) / self.base.strength, -1e300)
-        return tilt(self._prior(losses.size), below, 1.0, self._caps(losses.size))
-
-    @override
-    def penalty(self, weights: Weights) -> float:
-        return self.base.penalty(weights)
-
-    @override
-    def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
-        n, temperature = point.size, check_step(step) * self.base.strength
-        return entropic_prox(point, temperature, self._prior(n), self._caps(n))
-
-    @property
-    @override
-    def is_entropic(self) -> bool:
-        return True
-
-    @override
-    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
-        pull = 1.0 / (1.0 + check_step(step) * self.base.strength)
-        reference = weights**pull * self._prior(weights.size) ** (1.0 - pull)
-        losses = check_vector(losses, "losses")
-        return tilt(reference, losses, step * pull, self._caps(weights.size))
-
-    @override
-    def start(self, n: int) -> Weights:
-        return limit_shares(self._prior(n), bound_share(self.cap, n))
-
-    @override
-    def strong_convexity(self, n: int) -> float:
-        return self.base.strong_convexity(n)
-
-    def _prior(self, n: int) -> Weights:
-        return normalise(self.base.prior, n, "KL prior")
-
-    def _caps(self, n: int) -> Weights:
-        return np.full(n, bound_share(self.cap, n))
-
-
 def with_cap(objective: Objective, cap: float) -> SaddleObjective:
     """Return the objective in which nobody has more than ``max(cap, 2 / n)`` of the weight.
 
@@ -115,7 +58,7 @@ def with_cap(objective: Objective, cap: float) -> SaddleObjective:
     >>> with_cap(ChiSquare(0.1), 0.2)
     ChiSquare(rho=0.1, base=CappedTail(base=WorstCase(), cap=0.2), centre=None)
     """
-    if isinstance(objective, CappedTail | CappedKL):
+    if isinstance(objective, CappedTail):
         return replace(objective, cap=min(cap, objective.cap))
     if isinstance(objective, WorstCase | CVaR):
         return CappedTail(objective, cap)
@@ -123,10 +66,8 @@ def with_cap(objective: Objective, cap: float) -> SaddleObjective:
         return objective if objective.prior is None else Average(_cut(objective.prior, cap))
     if isinstance(objective, ChiSquare):
         return replace(objective, base=with_cap(objective.base, cap))
-    if isinstance(objective, RelativeFairness):
+    if isinstance(objective, RelativeFairness | KL):
         return replace(objective, cap=cap if objective.cap is None else min(cap, objective.cap))
-    if isinstance(objective, KL):
-        return CappedKL(objective, cap)
     if isinstance(objective, Tilted) and objective.unfit is None:
         return with_cap(objective.inner, cap)
     if isinstance(objective, HeterogeneousCVaR):

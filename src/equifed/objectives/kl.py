@@ -7,8 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
+from equifed.contract.absence import bound_share, limit_shares
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import Adapted, PriorPenalty, WithPrior, check_step, check_vector
+from equifed.objectives.base import (
+    Adapted,
+    PriorPenalty,
+    WithPrior,
+    check_positive,
+    check_step,
+    check_vector,
+)
 from equifed.objectives.cvar import Average
 from equifed.objectives.projections import entropic_prox, tilt
 
@@ -29,6 +37,8 @@ class KL(PriorPenalty):
         The temperature tau > 0.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
+    cap
+        Largest weight of one client, or two equal shares if these are more; None is the simplex.
 
     Examples
     --------
@@ -44,14 +54,22 @@ class KL(PriorPenalty):
 
     strength: float
     prior: tuple[float, ...] | None = None
+    cap: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cap is not None:
+            check_positive(self.cap, "KL cap")
 
     @override
     def value(self, losses: Losses) -> float:
+        if self.cap is not None:
+            return super().value(losses)
         losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):  # a far smaller loss may leave no trace
             below = (losses - losses.max()) / self.strength
         # log1p of expm1: exact also where the strength dwarfs the losses.
-        prior = self.start(losses.size)
+        prior = self._prior(losses.size)
         excess = float(prior @ np.expm1(below))
         exponent = np.log1p(excess) if excess > -0.5 else np.log(prior @ np.exp(below))
         return float(losses.max()) + self.strength * float(exponent)
@@ -61,7 +79,10 @@ class KL(PriorPenalty):
         losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):
             below = (losses - losses.max()) / self.strength
-        odds = self.start(losses.size) * np.exp(below)
+        prior, caps = self._prior(losses.size), self._caps(losses.size)
+        if self.cap is not None:
+            return tilt(prior, np.maximum(below, -1e300), 1.0, caps)
+        odds = prior * np.exp(below)
         return np.asarray(odds / odds.sum())
 
     @override
@@ -69,26 +90,37 @@ class KL(PriorPenalty):
         from scipy.special import rel_entr
 
         weights = check_vector(weights, "weights")
-        return self.strength * float(rel_entr(weights, self.start(weights.size)).sum())
+        return self.strength * float(rel_entr(weights, self._prior(weights.size)).sum())
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         # w_i + s tau log(w_i / p_i) = point_i - nu, by one monotone root
         point = check_vector(point, "point")
-        n = point.size
-        return entropic_prox(point, check_step(step) * self.strength, self.start(n), np.ones(n))
+        n, temperature = point.size, check_step(step) * self.strength
+        return entropic_prox(point, temperature, self._prior(n), self._caps(n))
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         # A geometric mean of the weights and the prior, tilted.
         pull = 1.0 / (1.0 + check_step(step) * self.strength)
-        prior = self.start(weights.size)
-        reference = weights**pull * prior ** (1.0 - pull)
-        return tilt(reference, check_vector(losses, "losses"), step * pull, np.ones(weights.size))
+        reference = weights**pull * self._prior(weights.size) ** (1.0 - pull)
+        losses = check_vector(losses, "losses")
+        return tilt(reference, losses, step * pull, self._caps(weights.size))
+
+    @override
+    def start(self, n: int) -> Weights:
+        prior = self._prior(n)
+        return prior if self.cap is None else limit_shares(prior, bound_share(self.cap, n))
 
     @override
     def strong_convexity(self, n: int) -> float:
         return self.strength  # the Hessian is diagonal with tau / w_i >= tau
+
+    def _prior(self, n: int) -> Weights:
+        return super().start(n)
+
+    def _caps(self, n: int) -> Weights:
+        return np.full(n, 1.0 if self.cap is None else bound_share(self.cap, n))
 
 
 @dataclass(frozen=True)
