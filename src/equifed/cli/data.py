@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from equifed.cli.terminal import (
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
+    from equifed.runs.catalogue import Entry
     from equifed.runs.schema import Setting
 
 data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
@@ -139,27 +141,25 @@ def _show_sections(names: list[str], json: bool) -> None:
 
     from equifed.runs.catalogue import SECTIONS
 
+    found = {section: SECTIONS[section].entries() for section in names}
     if json:
         print_json({
-            section: {
-                name: {"summary": entry.summary, "paper": entry.paper}
-                for name, entry in SECTIONS[section].entries().items()
-            }
-            for section in names
+            section: {name: {"summary": e.summary, "paper": e.paper} for name, e in held.items()}
+            for section, held in found.items()
         })  # fmt: skip
         return
-    for section in names:
+    for section, held in found.items():
         table = Table(title=section, title_justify="left", box=None, show_header=False)
-        for name, entry in SECTIONS[section].entries().items():
-            source = f" ({entry.paper})" if entry.paper else ""
-            table.add_row(name, entry.summary + source)
+        for name, entry in held.items():
+            table.add_row(name, _describe(entry))
         open_console(stdout=True).print(table)
 
 
-def _show_entry(section: str, name: str, json: bool) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
+def _describe(entry: Entry) -> str:
+    return f"{entry.summary} ({entry.paper})" if entry.paper else entry.summary
 
+
+def _show_entry(section: str, name: str, json: bool) -> None:
     from equifed.runs.catalogue import SECTIONS
     from equifed.runs.init import write_toml
 
@@ -168,16 +168,13 @@ def _show_entry(section: str, name: str, json: bool) -> None:
         about = {"section": section, "name": name, "summary": entry.summary, "paper": entry.paper}
         print_json({**about, "settings": rows})
         return
-    source = f" ({entry.paper})" if entry.paper else ""
-    out = open_console(stdout=True)
-    out.print(Text(f"{name}: {entry.summary}{source}", style="italic"))
+    typer.echo(f"{name}: {_describe(entry)}")
     for row in rows:
         value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
         need = "required; " if row["required"] else ""
-        line = Text(row["setting"] + value, style="bold").append(f"  ({need}{row['type']})", "none")
-        out.print(Padding(line, (0, 0, 0, 2), expand=False))
+        typer.echo(f"  {row['setting']}{value}  ({need}{row['type']})")
         if row["meaning"]:
-            out.print(Padding(Text(row["meaning"]), (0, 0, 0, 6), expand=False))
+            typer.echo(textwrap.indent(textwrap.fill(row["meaning"], 90), " " * 6))
 
 
 def list_settings(section: str, name: str) -> list[dict[str, Any]]:

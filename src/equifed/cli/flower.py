@@ -109,6 +109,19 @@ def _follow(
     return 0 if ending.completed else FAILED
 
 
+def _submit(
+    folder: Path, connection: str, settings: list[str], out: Path | None = None, local: bool = False
+) -> NoReturn:
+    """Submit an app to a deployment; ``local``: options were given that are for one here."""
+    if local:
+        raise ValueError(
+            "--nodes, --keep and --insecure are for a federation here, not for a deployment."
+        )
+    if out is not None and not out.is_absolute():
+        raise ValueError(f"The folder must be absolute, as the server sees it; got {out}.")
+    raise typer.Exit(_follow(folder, connection, settings))
+
+
 def _ask_sites(
     do: str, folder: Path, connection: str | None, out: Path | None, nodes: int | None,
     run_config: list[str] | None, insecure: bool,
@@ -118,9 +131,7 @@ def _ask_sites(
     if out is not None:
         settings.append(f'out="{out.absolute()}"')
     if connection is not None:
-        _refuse_local(nodes is not None or insecure)
-        _need_absolute(out)
-        raise typer.Exit(_follow(folder, connection, settings))
+        _submit(folder, connection, settings, out, nodes is not None or insecure)
     count = _count_nodes(folder, nodes)
     raise typer.Exit(_run_here(folder, count, [*settings, f"clients={count}"], None, insecure))
 
@@ -132,18 +143,6 @@ def _count_nodes(folder: Path, nodes: int | None) -> int:
         return nodes or int(read_app_settings(folder)["clients"])
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{folder} is no app of equifed: {error}") from None
-
-
-def _refuse_local(given: bool) -> None:
-    if given:
-        raise ValueError(
-            "--nodes, --keep and --insecure are for a federation here, not for a deployment."
-        )
-
-
-def _need_absolute(folder: Path | None) -> None:
-    if folder is not None and not folder.is_absolute():
-        raise ValueError(f"The folder must be absolute, as the server sees it; got {folder}.")
 
 
 # -- commands -----------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ def up(
 @app.command()
 def run(folder: AppFolder, connection: Connection, run_config: RunConfig = None) -> None:
     """Submit an app to a deployment and follow it: one line per round, and how it ended."""
-    raise typer.Exit(_follow(folder, connection, run_config or []))
+    _submit(folder, connection, run_config or [])
 
 
 @app.command()
@@ -227,11 +226,10 @@ def welcome(
 
     The site's data are compared with those of the run and prepared as they were.
     """
-    _need_absolute(run)
     if not site.strip() or '"' in site:
         raise ValueError(f"{site!r} is no name of a site.")
     settings = ['do="welcome"', f'start="{run}"', f'site="{site}"']
-    raise typer.Exit(_follow(folder, connection, settings))
+    _submit(folder, connection, settings, run)
 
 
 @app.command()
@@ -301,9 +299,8 @@ def resume(
     changes = f'resume="{" ".join(given)}"' if given else "resume=true"
     settings = [changes, f'out="{out.absolute()}"', *(run_config or [])]
     if connection is not None:
-        _refuse_local(nodes is not None or keep is not None or insecure)
-        _need_absolute(out)
-        raise typer.Exit(_follow(folder, connection, settings))
+        local = nodes is not None or keep is not None or insecure
+        _submit(folder, connection, settings, out, local)
     part = find_open_part(out.absolute())
     if part is None:
         typer.echo(f"{out} is complete; there is nothing to resume.", err=True)
