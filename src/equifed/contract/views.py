@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
-from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 
@@ -206,12 +205,6 @@ class ClientsView(Clients):
     ) -> Losses | str:
         return self.behind.inner_products(vectors.behind, multiply)
 
-    @override
-    def curvature_sum(
-        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
-    ) -> CurvatureSum | str:
-        return self.behind.curvature_sum(x, weights, form, thin)
-
     @property
     @override
     def index(self) -> Index:
@@ -225,21 +218,8 @@ class ClientsView(Clients):
     initial: Any = _pass_on("initial")
     flatten: Any = _pass_on("flatten")
     parameters: Any = _pass_on("parameters")
-    curvature: Any = _pass_on("curvature")
-    can_remember: Any = _pass_on("can_remember")
-    hessian: Any = _pass_on("hessian")
-    inexactness: Any = _pass_on("inexactness")
-    evaluate: Any = _pass_on("evaluate")
-    evaluate_shared: Any = _pass_on("evaluate_shared")
-    describe: Any = _pass_on("describe")
-    feature_scales: Any = _pass_on("feature_scales")
-    predictor: Any = _pass_on("predictor")
-    origin: Any = _pass_on("origin")
-    take_notes: Any = _pass_on("take_notes")
-    group: Any = _pass_on("group")
-    describe_own: Any = _pass_on("describe_own")
-    warn_of_own: Any = _pass_on("warn_of_own")
-    remembers_own: Any = _pass_on("remembers_own")
-    own_parts: Any = _pass_on("own_parts")
-    own_after: Any = _pass_on("own_after")
-    own_parameters: Any = _pass_on("own_parameters")
+
+
+for _question in vars(Clients).keys() - vars(ClientsView).keys():
+    if callable(getattr(Clients, _question)):  # no view forgets one
+        setattr(ClientsView, _question, _pass_on(_question))

@@ -53,19 +53,18 @@ class MissingPolicy:
     def check(self, r: int, left: int, everybody: int, lost: MissingClients) -> None:
         """Refuse to go on with too few."""
         if self.policy == "fail":
-            raise TrainingError(
-                f"Round {r}: {lost}. The policy for missing clients is 'fail'."
-            ) from lost
-        if left == 0:
-            raise TrainingError(
-                f"Round {r}: no client gave a usable answer ({lost}). If training diverged, use "
-                "smaller step sizes; the model of the round before is saved."
-            ) from lost
-        if left < self.quorum * everybody:
-            raise TrainingError(
-                f"Round {r}: {left} of {everybody} clients are left, fewer than the quorum of "
-                f"{self.quorum:.0%} ({lost})."
-            ) from lost
+            why = f"{lost}. The policy for missing clients is 'fail'."
+        elif left == 0:
+            why = (
+                f"no client gave a usable answer ({lost}). If training diverged, use smaller step "
+                "sizes; the model of the round before is saved."
+            )
+        elif left < self.quorum * everybody:
+            few = f"{left} of {everybody} clients are left, fewer than the quorum of"
+            why = f"{few} {self.quorum:.0%} ({lost})."
+        else:
+            return
+        raise TrainingError(f"Round {r}: {why}") from lost
 
 
 @dataclass(frozen=True, eq=False)
