@@ -25,7 +25,7 @@ except ImportError:  # version 0.1
 
 from equifed.data import DataError, Federation
 
-SKEWED = {"name": "dirichlet", "clients": 20, "alpha": 0.05, "imbalance": True}
+SKEWED = {"name": "imbalance", "base": {"name": "dirichlet", "clients": 20, "alpha": 0.05}}
 SHARDS = {"name": "shards", "clients": 15, "shards": 3}
 CASES: tuple[tuple[str, dict[str, object]], ...] = (
     ("fashion-three", {}),

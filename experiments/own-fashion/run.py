@@ -88,7 +88,8 @@ def _joined(answers: dict[str, Any], samples: int, seed: int) -> dict[str, Any]:
 
 def load(samples: int, seed: int, clients: int, alpha: float) -> ef.Federation:
     """Return the clients."""
-    partition = {"name": "dirichlet", "clients": clients, "alpha": alpha, "imbalance": True}
+    base = {"name": "dirichlet", "clients": clients, "alpha": alpha}
+    partition = {"name": "imbalance", "base": base}
     return ef.load("fashion-mnist", samples=samples, partition=partition, seed=seed)
 
 

@@ -91,8 +91,8 @@ def test_thinned_clients_keep_the_test_samples_of_the_whole_division():
     pool = (np.ones((2000, 1), dtype=np.float32), labels)
     spec = {"name": "dirichlet", "clients": 10, "alpha": 0.3}
     whole, thin = (
-        divide("x", pool, pool, spec | {"imbalance": on}, 0, tuple("abcd"), {})
-        for on in (False, True)
+        divide("x", pool, pool, partition, 0, tuple("abcd"), {})
+        for partition in (spec, {"name": "imbalance", "base": spec})
     )
     assert len(thin.train) < len(whole.train)
     np.testing.assert_array_equal(thin.test.sizes, whole.test.sizes)

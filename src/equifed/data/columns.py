@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.split import DataError, Rows, refuse, refuse_twice
+from equifed.data.split import DataError, Rows, refuse, refuse_any, refuse_twice
 
 BOOLS = (bool, np.bool_)
 CELLS = (str, Real, Decimal, np.bool_, datetime.date, np.datetime64)
@@ -61,10 +61,12 @@ def read_columns(table: Any | str | Path) -> Columns:
     names = [str(name) for name, _ in raw]
     refuse_twice(names, f"{where} has the column {{!r}} twice; rename or drop one of them.")
     lengths = {name: len(values) for name, (_, values) in zip(names, raw, strict=True)}
-    if not lengths or 0 in lengths.values():
-        raise DataError(f"{where} needs rows, it has {len(lengths)} column(s) and none.")
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"{where} needs columns of the same length, got {lengths}.")
+    refuse_any(
+        (not lengths or 0 in lengths.values(),
+         f"{where} needs rows, it has {len(lengths)} column(s) and none."),
+        (len(set(lengths.values())) > 1,
+         f"{where} needs columns of the same length, got {lengths}."),
+    )  # fmt: skip
     return Columns(zip(names, (clean_column(values) for _, values in raw), strict=True))
 
 
@@ -360,11 +362,10 @@ def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, Rows]:
     ['1', "'1'"]
     """
     names = name_values(values, what)
-    place = {key: k for k, key in enumerate(names)}
-    codes = np.array([place[isinstance(v, BOOLS), v] for v in values], dtype=np.int64)
-    order = np.argsort(codes, kind="stable")
-    rows = np.split(order, np.cumsum(np.bincount(codes, minlength=len(names)))[:-1])
-    return dict(zip(names.values(), rows, strict=True))
+    rows: dict[str, list[int]] = {name: [] for name in names.values()}
+    for k, value in enumerate(values):
+        rows[names[isinstance(value, BOOLS), value]].append(k)
+    return {name: np.array(mine, dtype=np.int64) for name, mine in rows.items()}
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.streams import Stream
-from equifed.data.split import DataError, Rows, refuse
+from equifed.data.split import DataError, Rows, refuse_any
 
 Labels = Rows
 Shares = NDArray[np.float64]
@@ -74,10 +74,12 @@ class Dirichlet(Partition):
     min_samples: int = 10
 
     def __post_init__(self) -> None:
-        if not (self.alpha > 0 and np.isfinite(self.alpha)):
-            raise DataError(f"Dirichlet alpha must be a positive number, got {self.alpha}.")
-        if self.min_samples < 1:
-            raise DataError(f"Dirichlet min_samples must be at least 1, got {self.min_samples}.")
+        refuse_any(
+            (not (self.alpha > 0 and np.isfinite(self.alpha)),
+             f"Dirichlet alpha must be a positive number, got {self.alpha}."),
+            (self.min_samples < 1,
+             f"Dirichlet min_samples must be at least 1, got {self.min_samples}."),
+        )  # fmt: skip
 
     @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
@@ -161,10 +163,10 @@ class Imbalance(Partition):
     samples: float = 0.7
 
     def __post_init__(self) -> None:
-        refuse(
-            (k for k in ("clients", "samples") if not 0 <= getattr(self, k) <= 1),
-            lambda k: f"Imbalance {k} must lie in [0, 1], got {getattr(self, k)}.",
-        )
+        refuse_any(*(
+            (not 0 <= share <= 1, f"Imbalance {name} must lie in [0, 1], got {share}.")
+            for name, share in (("clients", self.clients), ("samples", self.samples))
+        ))  # fmt: skip
 
     @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
@@ -176,41 +178,34 @@ class Imbalance(Partition):
         return parts
 
 
-PARTITIONS: dict[str, type] = {
+PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "one-class": OneClass,
     "shards": Shards,
+    "imbalance": Imbalance,
 }
 
 
 def build_partition(spec: Partition | str | Mapping[str, Any]) -> Partition:
     """Build a partition from its name, or from ``{"name": ..., parameter: value, ...}``.
 
-    ``imbalance`` thins the result: ``True`` for SCAFF-PD's numbers, or
-    ``{"clients": 0.3, "samples": 0.7}``.
-
-    >>> build_partition({"name": "dirichlet", "clients": 20, "alpha": 0.05, "imbalance": True})
-    Imbalance(base=Dirichlet(clients=20, alpha=0.05, min_samples=10), clients=0.3, samples=0.7)
+    >>> build_partition({"name": "imbalance", "base": {"name": "iid", "clients": 4}})
+    Imbalance(base=Iid(clients=4), clients=0.3, samples=0.7)
     """
-    if not isinstance(spec, str | Mapping):
+    if isinstance(spec, Partition):
         return spec
-    given = {"name": spec} if isinstance(spec, str) else dict(spec)
-    name, imbalance = given.pop("name", None), given.pop("imbalance", False)
+    given: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = given.pop("name", None)
     if name not in PARTITIONS:
         raise DataError(f"There is no partition {name!r}; there are {', '.join(PARTITIONS)}.")
-    kind = PARTITIONS[name]
-    allowed = list(inspect.signature(kind).parameters)
-    refuse(
-        sorted(set(given) - set(allowed)),
-        lambda wrong: f"Partition {name} has no {wrong!r}; it has {', '.join(allowed)}.",
-    )
+    if "base" in given:
+        given["base"] = build_partition(given["base"])
     try:
-        base: Partition = kind(**given)
+        return PARTITIONS[name](**given)
     except TypeError:
-        raise DataError(f"Partition {name} needs {', '.join(allowed)}; got {given}.") from None
-    thinned = dict(imbalance) if isinstance(imbalance, Mapping) else {}
-    return Imbalance(base, **thinned) if imbalance else base
+        known = ", ".join(inspect.signature(PARTITIONS[name]).parameters)
+        raise DataError(f"Partition {name} takes {known}; got {given}.") from None
 
 
 def draw_dirichlet(draw: np.random.Generator, alpha: float, size: int) -> Shares:
