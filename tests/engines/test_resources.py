@@ -26,7 +26,7 @@ def test_no_two_owners_share_memory(requests: list[tuple[int, int, bool]]) -> No
     workspace, held = Workspace(8 * SMALL), {}
     for number, (rows, place, view) in enumerate(requests):
         held.pop(place, None)
-        matrix = workspace.empty_rows(rows, WIDE[: len(WIDE) - 3]).fill_(number)
+        matrix = empty_rows(rows, WIDE[: len(WIDE) - 3], workspace).fill_(number)
         held[place] = (number, matrix[:1, ::7] if view else matrix)
         del matrix
         assert all(bool((kept == n).all()) for n, kept in held.values())
@@ -36,17 +36,17 @@ def test_memory_comes_back_and_the_bound_holds() -> None:
     workspace = Workspace(4 * SMALL)
     places = set()
     for _ in range(5):
-        matrix = workspace.empty_rows(2, WIDE)
+        matrix = empty_rows(2, WIDE, workspace)
         places.add(matrix.data_ptr())
         assert matrix.data_ptr() % ALIGNED == 0
         assert matrix.shape == (2, len(WIDE)) and matrix.stride() == empty_rows(2, WIDE).stride()
         del matrix
     assert len(places) == 1
-    many = [workspace.empty_rows(2, WIDE) for _ in range(4)]
+    many = [empty_rows(2, WIDE, workspace) for _ in range(4)]
     del many
     gc.collect()
     assert sum(block.nbytes for block in workspace._free.values()) <= 4 * SMALL
-    last = workspace.empty_rows(3, WIDE).fill_(5.0)
+    last = empty_rows(3, WIDE, workspace).fill_(5.0)
     del workspace
     gc.collect()
     assert bool((last == 5).all())  # it outlives the one who lent it

@@ -63,6 +63,9 @@ class InProcessClients(TorchClients):
         As for :func:`equifed.simulate`.
     """
 
+    coarse: str | None = None
+    """Why second derivatives say nothing of the gradients here."""
+
     def __init__(
         self,
         data: Federation,
@@ -234,7 +237,7 @@ class InProcessClients(TorchClients):
     def curvature(self) -> Curvature | str:
         if self.remembers_own():
             return JOINT
-        if (why := refuse_bounds(self.model)) is not None:  # hooks may come later
+        if (why := self.coarse or refuse_bounds(self.model)) is not None:  # hooks may come later
             return why
         if not self._curvature:
             self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
@@ -260,8 +263,8 @@ class InProcessClients(TorchClients):
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
     ) -> CurvatureSum | str:
         hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
-        if isinstance(hessian, str):
-            return hessian
+        if self.coarse is not None or isinstance(hessian, str):
+            return self.coarse or str(hessian)
         check_sum_weights(weights, len(self.index))
         groups = int(self._groups[-1]) + 1
         (total,) = self.sum_hessians(hessian, x, weights, thin, leaf_nodes(0, groups, groups))

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,22 @@ LEAST = 1e-3
 """Mean chances below this part of the penalty are taken for it, so that no start is infinite."""
 
 
+def as_rows(outputs: Tensor) -> Tensor:
+    """Return outputs (c, k, b) with a row for each sample, (c b, k), as losses take them."""
+    return outputs.transpose(1, 2).flatten(0, 1)
+
+
+def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    r"""Return the weighted derivative of :math:`\log\sum_k e^{o_k} - o_y`: softmax minus one at y.
+
+    >>> cross_entropy_slope(torch.zeros(1, 2, 1), torch.tensor([[1]]), torch.ones(1, 1)).flatten()
+    tensor([ 0.5000, -0.5000])
+    """
+    weights = weights.unsqueeze(1)
+    slope = torch.softmax(outputs, dim=1).mul_(weights)
+    return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
+
+
 class Offsets(Protocol):
     """A loss as a function of one offset for each output; outputs are (c, k, b).
 
@@ -66,6 +82,7 @@ class Offsets(Protocol):
     from step to step is how far ``away`` (c, k) of them the offsets are.
     """
 
+    loss: ClassVar[Any]
     turn: float
     """R: how fast second derivatives can change."""
     l2: float
@@ -94,11 +111,16 @@ class Offsets(Protocol):
         """Return the weighted derivatives (c, k, b) by the outputs."""
         ...
 
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return sample losses (c, b)."""
+        each: Tensor = self.loss(as_rows(outputs), targets.flatten(0, 1))
+        return each.view(len(outputs), -1)
+
     def losses_and_slopes(
         self, outputs: Tensor, targets: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return sample losses (c, b) and :meth:`slopes` in one pass; None: take them apart."""
-        return None
+    ) -> tuple[Tensor, Tensor]:
+        """Return sample losses (c, b) and :meth:`slopes`."""
+        return self.losses(outputs, targets), self.slopes(outputs, targets, weights)
 
     def project(self, v: Tensor) -> Tensor:
         """Return offsets without what has no effect."""
@@ -170,6 +192,7 @@ class Offsets(Protocol):
 class SquaredOffsets(Offsets):
     """Of the squared loss, in one step."""
 
+    loss = staticmethod(squared)
     l2: float
     turn: float = 0.0
 
@@ -206,6 +229,7 @@ class SquaredOffsets(Offsets):
 class LogisticOffsets(Offsets):
     """Of the logistic loss of one output."""
 
+    loss = staticmethod(binary_logistic)
     l2: float
     turn: float = 1.0
 
@@ -237,6 +261,7 @@ class LogisticOffsets(Offsets):
 class SoftmaxOffsets(Offsets):
     """Of the cross-entropy; equal offsets of all classes have no effect: they sum to zero."""
 
+    loss = staticmethod(cross_entropy)
     l2: float
     turn: float = math.sqrt(2)
     reach: float = 20.0
@@ -283,9 +308,7 @@ class SoftmaxOffsets(Offsets):
 
     @override
     def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        weights = weights.unsqueeze(1)
-        slope = torch.softmax(outputs, dim=1).mul_(weights)
-        return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
+        return cross_entropy_slope(outputs, targets, weights)
 
     @override
     def losses_and_slopes(
@@ -308,9 +331,7 @@ class SoftmaxOffsets(Offsets):
 
 
 OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets]] = {
-    squared: SquaredOffsets,
-    binary_logistic: LogisticOffsets,
-    cross_entropy: SoftmaxOffsets,
+    one.loss: one for one in (SquaredOffsets, LogisticOffsets, SoftmaxOffsets)
 }
 
 

@@ -81,22 +81,16 @@ class Workspace:
     Examples
     --------
     >>> workspace, like = Workspace(1 << 30), torch.zeros(1 << 19)
-    >>> first = workspace.empty_rows(2, like)
+    >>> first = empty_rows(2, like, workspace)
     >>> place = first.data_ptr()
     >>> del first
-    >>> workspace.empty_rows(2, like).data_ptr() == place
+    >>> empty_rows(2, like, workspace).data_ptr() == place
     True
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._free: dict[int, Tensor] = {}  # by address: blocks come back at any moment
-
-    def empty_rows(self, count: int, like: Tensor) -> Tensor:
-        """Return a matrix to be filled, with as many columns as ``like`` and aligned rows."""
-        columns = like.shape[-1]
-        width = row_bytes(columns, like.dtype) // like.element_size()
-        return self.empty((count, width), like).narrow(1, 0, columns)
 
     def empty(self, shape: tuple[int, int], like: Tensor) -> Tensor:
         """Return a matrix to be filled, of the type and in the place of ``like``."""
@@ -129,7 +123,7 @@ def _give_back(workspace: weakref.ref[Workspace], block: Tensor) -> None:
         found.give_back(block)
 
 
-def empty_rows(count: int, like: Tensor) -> Tensor:
+def empty_rows(count: int, like: Tensor, workspace: Workspace | None = None) -> Tensor:
     """Return a matrix to be filled, with as many columns as ``like`` and aligned rows.
 
     >>> empty_rows(2, torch.zeros(10)).stride()
@@ -137,7 +131,9 @@ def empty_rows(count: int, like: Tensor) -> Tensor:
     """
     columns = like.shape[-1]
     width = row_bytes(columns, like.dtype) // like.element_size()
-    return like.new_empty(count, width).narrow(1, 0, columns)
+    shape = count, width
+    new = like.new_empty(shape) if workspace is None else workspace.empty(shape, like)
+    return new.narrow(1, 0, columns)
 
 
 def row_bytes(columns: int, dtype: torch.dtype) -> int:

@@ -23,7 +23,6 @@ from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
 from equifed.contract.clients import Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
@@ -110,6 +109,8 @@ class StackedClients(InProcessClients):
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
         self._chunk, self._precision = chunk, precision
         super().__init__(data, model, loss, device=device, init=init, **common)
+        if precision != "full":
+            self.coarse = f"gradients are computed in {precision}, whose rounding no bound covers"
         self._memory = bound_memory(self.model.device) if memory is None else memory
         self.workspace = Workspace(self._memory)
         self._all_sizes: Index = self._sizes
@@ -140,22 +141,8 @@ class StackedClients(InProcessClients):
 
     def worth_measuring(self) -> bool:
         """Tell whether another engine could be faster: no gradients of its own, data at hand."""
-        small = self._inputs.nbytes <= self._memory
-        return not isinstance(self.rule.data, DenseLayersRule) and self.own is None and small
-
-    @override
-    def curvature(self) -> Curvature | str:
-        if self._precision != "full":
-            return f"gradients are computed in {self._precision}, whose rounding no bound covers"
-        return super().curvature()
-
-    @override
-    def curvature_sum(
-        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
-    ) -> CurvatureSum | str:
-        if self._precision != "full":
-            return f"gradients are computed in {self._precision}"
-        return super().curvature_sum(x, weights, form, thin)
+        written_out = isinstance(self.rule.data, DenseLayersRule)
+        return not written_out and self.own is None and self._inputs.nbytes <= self._memory
 
     # The verbs.
 
@@ -289,27 +276,16 @@ class StackedClients(InProcessClients):
 
     def supply(self, chunk: Chunk, stream: Stream, batch_size: int | None) -> Supply:
         """Return the samples of a chunk's clients, step by step."""
-        batches = Minibatches(
-            stream,
-            chunk.ids,
-            chunk.sizes,
-            batch_size,
-            self.model.dtype,
-            dropout=bool(self.model.dropouts),
-            width=chunk.width,
-            starts=chunk.starts,
-        )
-        return Supply(self._store, chunk, batches, self._own_penalties(chunk))
+        drops, dtype = bool(self.model.dropouts), self.model.dtype
+        given = stream, chunk.ids, chunk.sizes, batch_size, dtype, drops, chunk.width, chunk.starts
+        return self._supply(chunk, Minibatches(*given))
 
-    def _planned_supply(self, chunk: Chunk, batches: PlannedBatches) -> Supply:
-        return Supply(self._store, chunk, batches, self._own_penalties(chunk))
-
-    def _own_penalties(self, chunk: Chunk) -> Tensor | None:
-        """Return the penalties of own parameters (c, 1) where they depend on samples."""
-        if self.own is None or not self.own.varies:
-            return None
-        each = [[self.own.strength(int(n))] for n in chunk.sizes]
-        return torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
+    def _supply(self, chunk: Chunk, batches: Minibatches | PlannedBatches) -> Supply:
+        own_l2 = None
+        if self.own is not None and self.own.varies:  # it depends on the number of samples
+            each = [[self.own.strength(int(n))] for n in chunk.sizes]
+            own_l2 = torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
+        return Supply(self._store, chunk, batches, own_l2)
 
     def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
@@ -321,7 +297,7 @@ class StackedClients(InProcessClients):
         if self.own is not None and self.own.steps == "alternating":
             return self._alternate(given, here).carry_out(self.rule, supply)
         graphs = self.graphs
-        replayed = None if graphs is None else graphs.walk(given, self._planned_supply, here)
+        replayed = None if graphs is None else graphs.walk(given, self._supply, here)
         return replayed or ChunkWalk(given, here).carry_out(self.rule, supply)
 
     def _alternate(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.engines.own import Offsets
+from equifed.engines.own import Offsets, as_rows, cross_entropy_slope
 from equifed.engines.stacked.gradient_rules import (
     CompiledRule,
     FunctionRule,
@@ -234,7 +234,7 @@ class DenseLayersRule(GradientRule):
 
     def _forward(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, list[Tensor]]:
         """Return the outputs (c, out, b) and what each layer saved for the way back."""
-        h, saved = samples.inputs.flatten(2).transpose(1, 2), []
+        h, saved = _columns(samples), []
         masks = iter(samples.masks)
         for layer in self.layers:
             if isinstance(layer, Dropout) and samples.masks:
@@ -286,22 +286,6 @@ def slope_of(loss: SampleLoss) -> Slope:
     return by_autograd
 
 
-def as_rows(outputs: Tensor) -> Tensor:
-    """Return outputs (c, k, b) with a row for each sample, (c b, k), as losses take them."""
-    return outputs.transpose(1, 2).flatten(0, 1)
-
-
-def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    r"""Return the weighted derivative of :math:`\log\sum_k e^{o_k} - o_y`: softmax minus one at y.
-
-    >>> cross_entropy_slope(torch.zeros(1, 2, 1), torch.tensor([[1]]), torch.ones(1, 1)).flatten()
-    tensor([ 0.5000, -0.5000])
-    """
-    weights = weights.unsqueeze(1)
-    slope = torch.softmax(outputs, dim=1).mul_(weights)
-    return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
-
-
 def choose_rule(
     model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
 ) -> GradientRule:
@@ -337,6 +321,10 @@ class Solved:
     offsets: Tensor
     wanted: Tensor
 
+    def shifted(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return outputs with their offsets, in place of those without; targets and weights."""
+        return self.outputs.add_(self.offsets.unsqueeze(2)), self.targets, self.weights
+
 
 class ProfileRule(PenalisedRule):
     """Gradients of the profile losses, with the L2 penalty of the shared part."""
@@ -347,7 +335,7 @@ class ProfileRule(PenalisedRule):
         super().__init__(rule, model.l2, precision)
         ((fan_out, fan_in),) = model.shapes.values()
         self._layer = Linear(0, fan_in, fan_out, bias=False)
-        self._offsets, self._loss = offsets, model.loss
+        self._offsets = offsets
         self._last: Tensor | None = None
 
     @override
@@ -359,26 +347,22 @@ class ProfileRule(PenalisedRule):
 
     @override
     def gradient(self, u: Tensor, blocks: list[StepSamples]) -> tuple[Tensor, Tensor]:
-        found, gradient = self._solve(u, blocks), empty_rows(len(u), u)
-        outputs = found.outputs.add_(found.offsets.unsqueeze(2))  # not used again without them
-        both = self._offsets.losses_and_slopes(outputs, found.targets, found.weights)
-        if both is None:
-            slope = self._offsets.slopes(outputs, found.targets, found.weights)
-            each = self._losses(outputs, found)
-        else:
-            each, slope = both
+        at, gradient = self._solve(u, blocks), empty_rows(len(u), u)
+        each, slope = self._offsets.losses_and_slopes(*at.shifted())
         self._multiply(slope, blocks, gradient, 0.0, 1.0)
-        return gradient.add_(u, alpha=self._l2), self._sum(u, found, each)
+        return gradient.add_(u, alpha=self._l2), self._sum(u, at, each)
 
     @override
     def step(self, u: Tensor, blocks: list[StepSamples], *, keep: float, lr: float) -> None:
-        found = self._solve(u, blocks, self._last)
-        self._last = found.offsets
-        self._add_gradient(found, blocks, u, keep - lr * self._l2, -lr)
+        at = self._solve(u, blocks, self._last)
+        self._last = at.offsets
+        self._multiply(self._offsets.slopes(*at.shifted()), blocks, u, keep - lr * self._l2, -lr)
 
     @override
     def value(self, u: Tensor, blocks: list[StepSamples]) -> Tensor:
-        return self._value(u, self._solve(u, blocks))
+        at = self._solve(u, blocks)
+        outputs, targets, _ = at.shifted()
+        return self._sum(u, at, self._offsets.losses(outputs, targets))
 
     def best(self, u: Tensor, blocks: list[StepSamples]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the best own parts (c, k), squared decrements (c,), and mean |a|^2 (c,)."""
@@ -398,29 +382,15 @@ class ProfileRule(PenalisedRule):
         best = self._offsets.solve(outputs, wanted, weights, start)
         return Solved(outputs, targets, weights, best, wanted)
 
-    def _value(self, u: Tensor, at: Solved) -> Tensor:
-        return self._sum(u, at, self._losses(at.outputs + at.offsets.unsqueeze(2), at))
-
-    def _losses(self, outputs: Tensor, at: Solved) -> Tensor:
-        return self._loss(as_rows(outputs), at.targets.flatten(0, 1)).view(at.weights.shape)
-
     def _sum(self, u: Tensor, at: Solved, each: Tensor) -> Tensor:
         """Return the clients' losses with both penalties."""
         held = self._l2 * u.square().sum(dim=1) + self._offsets.l2 * at.offsets.square().sum(dim=1)
         return (each * at.weights).sum(dim=1) + 0.5 * held
 
-    def _add_gradient(
-        self, at: Solved, blocks: list[StepSamples], out: Tensor, beta: float, alpha: float
-    ) -> None:
-        """Set ``out`` to beta times itself plus alpha times the gradients by the shared part."""
-        outputs = at.outputs + at.offsets.unsqueeze(2)
-        slope = self._offsets.slopes(outputs, at.targets, at.weights)
-        self._multiply(slope, blocks, out, beta, alpha)
-
     def _multiply(
         self, slope: Tensor, blocks: list[StepSamples], out: Tensor, beta: float, alpha: float
     ) -> None:
-        """Do the same with derivatives by the outputs."""
+        """Set ``out`` to beta times itself plus alpha times the gradients by the shared part."""
         widths = [samples.weights.shape[1] for samples in blocks]
         with products_in(self._precision, out.device):
             for samples, delta in zip(blocks, torch.split(slope, widths, dim=2), strict=True):

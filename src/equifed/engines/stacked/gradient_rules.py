@@ -151,21 +151,17 @@ class PenalisedRule:
             gradient = gradient.add_(some, alpha=self._l2)
             value = value + 0.5 * self._l2 * some.square().sum(dim=1)
         beyond = self._beyond(blocks[0])
-        if isinstance(beyond, Tensor):
+        if beyond is not None:
             pull = beyond * u[:, self._own]
             gradient[:, self._own].add_(pull)
             value = value + 0.5 * (pull * u[:, self._own]).sum(dim=1)
-        elif beyond:
-            gradient[:, self._own].add_(u[:, self._own], alpha=beyond)
-            value = value + 0.5 * beyond * u[:, self._own].square().sum(dim=1)
         return gradient, value
 
     def step(self, u: Tensor, blocks: list[StepSamples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1 and self._penalised is None:
             beyond = self._beyond(blocks[0])
-            pulled = isinstance(beyond, Tensor) or beyond != 0
-            pull = lr * beyond * u[:, self._own] if pulled else None
+            pull = None if beyond is None else lr * beyond * u[:, self._own]
             with products_in(self._precision, u.device):
                 self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
             if pull is not None:
@@ -174,9 +170,9 @@ class PenalisedRule:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
 
-    def _beyond(self, samples: StepSamples) -> float | Tensor:
+    def _beyond(self, samples: StepSamples) -> float | Tensor | None:
         """Return the penalty of own parameters beyond the shared ones', a column if it varies."""
-        return self._more if samples.own_l2 is None else samples.own_l2 - self._l2
+        return self._more or None if samples.own_l2 is None else samples.own_l2 - self._l2
 
 
 class CompiledRule(GradientRule):

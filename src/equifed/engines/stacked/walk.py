@@ -240,7 +240,7 @@ class SharedGradients(InProcessVectors):
     def everything(self) -> tuple[Losses, Losses, DenseVectors]:
         """Return the losses, the squared norms and all gradients, side by side."""
         n = len(self._clients.index)
-        matrix = self._clients.workspace.empty_rows(n, self._x)
+        matrix = empty_rows(n, self._x, self._clients.workspace)
         numbers = self._x.new_empty(n, 2)
 
         def store(chunk: Chunk) -> None:
@@ -277,7 +277,7 @@ class LocalRun:
         """Return the vectors of all clients (unless not to be kept) and their thresholds."""
         n = len(self._clients.index)
         kinds, workspace = self._kinds if keep else [], self._clients.workspace
-        matrices = {kind: workspace.empty_rows(n, self._x) for kind in kinds}
+        matrices = {kind: empty_rows(n, self._x, workspace) for kind in kinds}
         thresholds, size = np.zeros(n), self._clients.model.size
         keeps, rows = self._clients.remembers_own(), self._clients.own_rows
         own = rows.start[self._clients.index] if keeps else rows.start
