@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +110,8 @@ class InProcessClients(TorchClients):
                 "cannot; make the biases own parameters, too, or give penalise='all'."
             )
         self._evaluator = FederationEvaluator(data, self.model)
-        self.own_rows = OwnRows(self.repeat_own(module))
+        start = self.model.flatten_all(module)[self.model.size :]
+        self.own_rows = OwnRows(start.repeat(len(self.names), 1))
         self.offsets = choose_offsets(self.own, loss)
 
     def _refuse_infinite(self, what: str, values: Tensor) -> None:
@@ -138,18 +138,22 @@ class InProcessClients(TorchClients):
         if self._init != "given":
             fresh = copy.deepcopy(self._template)
             initialise(fresh, stream)
-        self.own_rows.start = self.repeat_own(fresh)
-        return self.model.flatten(check_start(fresh))
+        x, own = self.model.flatten_all(check_start(fresh)).tensor_split([self.model.size])
+        self.own_rows.start = own.repeat(len(self.names), 1)
+        return x
 
     @override
     def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
+        x, given = self.model.flatten_any(model), model
         # Own parts start as in what is given, if they are there, else as in the module.
-        given: dict[str, Tensor] = {}
-        given |= dict(self._template.named_parameters(remove_duplicate=False))
-        given |= model.state_dict() if isinstance(model, nn.Module) else {}
-        given |= model if isinstance(model, Mapping) else {}
-        x = self.model.flatten_any(model)
-        self.own_rows.start = self.repeat_own(given)
+        held = dict[str, Any](self._template.named_parameters(remove_duplicate=False))
+        if isinstance(given, nn.Module):
+            given = given.state_dict()
+        held |= given if isinstance(given, Mapping) else {}
+        own = [torch.as_tensor(held[name]).detach().reshape(-1) for name in self.model.own_shapes]
+        self.own_rows.start = torch.cat([x[:0], *(part.to(x) for part in own)]).repeat(
+            len(self.names), 1
+        )
         return x
 
     # -- own parts --------------------------------------------------------------------------------
@@ -193,18 +197,6 @@ class InProcessClients(TorchClients):
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
         """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
         raise NotImplementedError
-
-    def repeat_own(self, start: nn.Module | Mapping[str, Tensor]) -> Tensor:
-        """Return the own parts that a module begins with, a row for every client."""
-        held: Mapping[str, Tensor] = (
-            dict(start.named_parameters(remove_duplicate=False))
-            if isinstance(start, nn.Module)
-            else start
-        )
-        like = torch.zeros(0, dtype=self.model.dtype, device=self.model.device)
-        parts = [torch.as_tensor(held[name]).detach().to(like) for name in self.model.own_shapes]
-        row = torch.cat([like, *(part.reshape(-1) for part in parts)])
-        return row.repeat(len(self.names), 1)
 
     def refuse_minibatches(self, batch_size: int | None) -> None:
         """Refuse minibatches where the best own part for all samples is meant."""
@@ -293,8 +285,11 @@ class InProcessClients(TorchClients):
             here = np.flatnonzero((self._groups == group) & (share > 0))
             if own is None:
                 self._add_samples(hessian, total, x, here, share, thin)
-            else:
-                self._add_profiles(hessian, total, x, here, share, thin, own)
+                return total
+            for i in here:  # profile losses
+                pieces = torch.split(self.inputs_of(i), self._piece)
+                with_own, size = torch.cat([x, own[i]]), int(self._sizes[i])
+                hessian.add_profile(total, with_own, pieces, share[i], size, thin)
             return total
 
         groups = int(self._groups[-1]) + 1
@@ -321,18 +316,6 @@ class InProcessClients(TorchClients):
             some = torch.as_tensor(rows[start : start + step], device=self._inputs.device)
             count = torch.as_tensor(counts[start : start + step]).to(x)
             hessian.add(total, x, self._inputs[some], count, thin)
-
-    def _add_profiles(
-        self, hessian: LinearHessian, total: Tensor, x: Tensor, here: Index, share: Weights,
-        thin: Tensor | None, own: Tensor,
-    ) -> None:  # fmt: skip
-        """Add the Hessians of the profile losses of clients ``here``."""
-        for i in here:
-            first, last = int(self._offsets[i]), int(self._offsets[i + 1])
-            ends = [*range(first, last, self._piece), last]
-            pieces = [self._inputs[a:b] for a, b in itertools.pairwise(ends)]
-            with_own = torch.cat([x, own[i]])
-            hessian.add_profile(total, with_own, pieces, share[i], last - first, thin)
 
     def divide_as(self, sizes: Index, groups: Index) -> None:
         """Divide the work as a federation of these sizes does, of which this is a part."""

@@ -151,23 +151,16 @@ class LoopClients(InProcessClients):
         self._book_local(work, corrected=target is not None)
         made = {} if room is None else {"displacement": room}
         made |= {k: torch.stack([w[k] for w in walks]) for k in work.results if k not in made}
-        return self._moved(work, steps, walks, made)
-
-    def _moved(
-        self, work: LocalWork, steps: Index, walks: list[dict[str, Tensor]], made: dict[str, Tensor]
-    ) -> Moved:
-        """Return what came of the clients' walks; own parameters stay here."""
         lengths = to_numpy(made["displacement"].square().sum(dim=1))
         self.require_finite(lengths, "squared length of the local update")
-        d, ends = self.model.size, None
-        if work.hinge is not None:
-            ends = to_numpy(torch.stack([walk["threshold"] for walk in walks]))
-        if self.remembers_own():
+        ends, d = [walk["threshold"] for walk in walks if work.hinge is not None], self.model.size
+        if self.remembers_own():  # own parameters stay here
             start = self.own_rows.start
             before = start[torch.as_tensor(self.index, device=start.device)]
             self.own_rows.put(self.index, before - made["displacement"][:, d:])
         shared = {kind: DenseVectors(matrix[:, :d]) for kind, matrix in made.items()}
-        return Moved(steps=steps, thresholds=ends, **shared)
+        thresholds = to_numpy(torch.stack(ends)) if ends else None
+        return Moved(steps=steps, thresholds=thresholds, **shared)
 
     def _walk(
         self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
@@ -237,12 +230,9 @@ class LoopClients(InProcessClients):
 
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
-        for k in self._each():
+        for k in range(len(self.index)):
             inputs = self.inputs_of(int(self.index[k])).flatten(1)
             yield slice(k, k + 1), *self._newton(x, k), inputs.square().sum(dim=1).mean()
-
-    def _each(self) -> range:
-        return range(len(self.index))
 
     def _map(self, function: Callable[[Self, int], Result]) -> list[Result]:
         """Return the function's results for all clients, on one core each where there are several.
@@ -251,7 +241,7 @@ class LoopClients(InProcessClients):
         """
         together = self.model.device.type == "cpu" and torch.get_num_threads() > 1
         if not together:
-            return [function(self, k) for k in self._each()]
+            return [function(self, k) for k in range(len(self.index))]
         spare = []
         for _ in range(torch.get_num_threads()):
             twin = copy.copy(self)
@@ -265,15 +255,12 @@ class LoopClients(InProcessClients):
             finally:
                 spare.append(mine)
 
-        return map_in_threads(call, self._each(), together)
+        return map_in_threads(call, range(len(self.index)), together)
 
     def _batches(self, k: int, stream: Stream, batch_size: int | None) -> Minibatches:
-        device = self.model.device
-        i = int(self.index[k])
-        client = torch.tensor([i], device=device)
-        size = torch.tensor([self._offsets[i + 1] - self._offsets[i]], device=device)
-        dropout = bool(self.model.dropouts)
-        return Minibatches(stream, client, size, batch_size, self.model.dtype, dropout)
+        client = torch.as_tensor(self.index[k : k + 1], device=self.model.device)
+        given = stream, client, self.sizes[k : k + 1], batch_size, self.model.dtype
+        return Minibatches(*given, dropout=bool(self.model.dropouts))
 
     def _loss(self, u: Tensor, k: int, batch: Batch) -> Tensor:
         """Mean loss of the k-th client's batch, without the L2 penalty."""

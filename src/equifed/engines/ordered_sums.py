@@ -53,26 +53,24 @@ def has_one_order(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float64 and device.type == "cpu"
 
 
-def nodes_within(first: int, last: int, n: int) -> Iterator[Node]:
+def nodes_within(first: int, last: int, n: int, node: Node | None = None) -> Iterator[Node]:
     """Yield what one who holds the clients from ``first`` up to ``last`` of n can tell.
 
-    The largest nodes of the tree, and single clients of the blocks that are held in part.
+    The largest nodes under one, the root by default, and single clients of the blocks that are held
+    in part.
 
     >>> list(nodes_within(0, 20, 20))
     [(2, 0)]
     >>> list(nodes_within(0, 10, 20))
     [(0, 0), (-1, 8), (-1, 9)]
     """
-    yield from _within((_height(n), 0), first, last, n)
-
-
-def _within(node: Node, first: int, last: int, n: int) -> Iterator[Node]:
+    node = node or (_height(n), 0)
     begin, end = _span(node, n)
     if first <= begin and end <= last:
         yield node
     elif begin < last and first < end:
         for child in _children(node, n):
-            yield from _within(child, first, last, n)
+            yield from nodes_within(first, last, n, child)
 
 
 def node_values(nodes: Sequence[Node], weights: Weights, rows: Rows, most: int) -> Iterator[Tensor]:
@@ -93,16 +91,14 @@ def node_values(nodes: Sequence[Node], weights: Weights, rows: Rows, most: int) 
             yield _add(node_values(_children(node, n), weights, rows, most))
 
 
-def join_nodes(known: dict[Node, Tensor], weights: Weights, n: int) -> Tensor:
-    """Return the sum over all n clients from values of nodes that cover them."""
-    return _joined((_height(n), 0), known, weights, n)
-
-
-def _joined(node: Node, known: dict[Node, Tensor], weights: Weights, n: int) -> Tensor:
+def join_nodes(
+    known: dict[Node, Tensor], weights: Weights, n: int, node: Node | None = None
+) -> Tensor:
+    """Return the sum over all n clients, or those under a node, from values that cover them."""
+    node = node or (_height(n), 0)
     if node in known:
         return known[node]
-    children = _children(node, n)
-    parts = [_joined(child, known, weights, n) for child in children]
+    parts = [join_nodes(known, weights, n, child) for child in _children(node, n)]
     if node[0] == 0:
         begin, end = _span(node, n)
         return sum_rows(weights[begin:end], torch.stack(parts))
@@ -268,11 +264,6 @@ class DenseVectors(InProcessVectors):
 def to_numpy(values: Tensor) -> Losses:
     """Return per-client numbers as float64 on the server."""
     return values.detach().to("cpu", torch.float64).numpy()
-
-
-def to_tensor(weights: Weights, like: Tensor) -> Tensor:
-    """Return per-client numbers in the model's precision where the model is."""
-    return torch.as_tensor(weights, dtype=like.dtype, device=like.device)
 
 
 def in_process(vectors: ClientVectors) -> InProcessVectors:

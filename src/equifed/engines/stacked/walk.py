@@ -27,7 +27,6 @@ from equifed.engines.ordered_sums import (
     node_values,
     put_rows,
     to_numpy,
-    to_tensor,
 )
 from equifed.engines.stacked.gradient_rules import PenalisedRule, StepSamples
 from equifed.engines.stacked.samples import Chunk, Supply
@@ -349,7 +348,7 @@ class LocalRun:
     def _given(self, chunk: Chunk) -> ChunkWork:
         slope, correction, x, size = None, None, self._x, None
         if self._slopes is not None:
-            slope = to_tensor(self._slopes[chunk.places], x)
+            slope = torch.as_tensor(self._slopes[chunk.places], dtype=x.dtype, device=x.device)
         if self._target is not None and self._control is not None:
             correction = self._target - self._control.of_chunk(chunk)
             if self._work.correction != 1:
