@@ -150,10 +150,8 @@ class InProcessClients(TorchClients):
         if isinstance(given, nn.Module):
             given = given.state_dict()
         held |= given if isinstance(given, Mapping) else {}
-        own = [torch.as_tensor(held[name]).detach().reshape(-1) for name in self.model.own_shapes]
-        self.own_rows.start = torch.cat([x[:0], *(part.to(x) for part in own)]).repeat(
-            len(self.names), 1
-        )
+        own = [torch.as_tensor(held[n]).detach().reshape(-1).to(x) for n in self.model.own_shapes]
+        self.own_rows.start = torch.cat([x[:0], *own]).repeat(len(self.names), 1)
         return x
 
     # -- own parts --------------------------------------------------------------------------------
@@ -286,7 +284,7 @@ class InProcessClients(TorchClients):
             if own is None:
                 self._add_samples(hessian, total, x, here, share, thin)
                 return total
-            for i in here:  # profile losses
+            for i in here.tolist():  # profile losses
                 pieces = torch.split(self.inputs_of(i), self._piece)
                 with_own, size = torch.cat([x, own[i]]), int(self._sizes[i])
                 hessian.add_profile(total, with_own, pieces, share[i], size, thin)

@@ -258,9 +258,9 @@ class LoopClients(InProcessClients):
         return map_in_threads(call, range(len(self.index)), together)
 
     def _batches(self, k: int, stream: Stream, batch_size: int | None) -> Minibatches:
-        client = torch.as_tensor(self.index[k : k + 1], device=self.model.device)
-        given = stream, client, self.sizes[k : k + 1], batch_size, self.model.dtype
-        return Minibatches(*given, dropout=bool(self.model.dropouts))
+        index, dropout = self.index[k : k + 1], bool(self.model.dropouts)
+        client, size = torch.as_tensor(index, device=self.model.device), self._sizes[index]
+        return Minibatches(stream, client, size, batch_size, self.model.dtype, dropout)
 
     def _loss(self, u: Tensor, k: int, batch: Batch) -> Tensor:
         """Mean loss of the k-th client's batch, without the L2 penalty."""
