@@ -125,7 +125,7 @@ class Generator:
         out = {}
         for name, setting in wanted.items():
             named = setting.section is not None or name.startswith("metric")
-            often = NAMED if named else RARE if setting.is_path else OPTION
+            often = NAMED if named else RARE if Path in setting.parts else OPTION
             if setting.required or self.draw.random() < often:
                 out[name] = self.value(setting, depth)
         if {"steps", "epochs"} <= set(wanted) and self.draw.random() > self.oddness:
