@@ -59,6 +59,11 @@ def example_federation(spoilt: bool = False) -> Federation:
     return Federation.from_clients({f"client {i}": pair for i, pair in enumerate(pairs)})
 
 
+def lose_spoilt(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return squared losses, and none for a spoilt client."""
+    return squared(outputs, targets) * torch.where(targets == 99, torch.nan, 1.0)
+
+
 def _clients(engine: str = "loop", **options: Any) -> Any:
     make: Any = {"loop": LoopClients, "stacked": simulate}[engine]
     model = torch.nn.Linear(3, 1, bias=False)
@@ -207,12 +212,8 @@ class _Spoilt(ClientsView):
 
 def check_quarantine(algorithm: AnyAlgorithm) -> None:
     """Check: a client without finite numbers is left out and named, and the others go on."""
-
-    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
-        return squared(outputs, targets) * torch.where(targets == 99, torch.nan, 1.0)
-
     federation, model = example_federation(spoilt=True), torch.nn.Linear(3, 1, bias=False)
-    clients: Any = LoopClients(federation, model, broken, dtype=torch.float64, init="fresh")
+    clients: Any = LoopClients(federation, model, lose_spoilt, dtype=torch.float64, init="fresh")
     try:
         history = train(algorithm, clients, rounds=4, seed=1)
     except ValueError:  # it takes no loss that it does not know: the numbers are spoilt elsewhere
