@@ -54,13 +54,9 @@ class AddressedDropout(nn.Module):
                 "dimension must be the sample (batch_first=True in layers that have it)."
             )
         shape = rows.shape[1:2] if self.channels else rows.shape[1:]
-        factors = self.factors(self.keys, shape, inputs.dtype)
+        factors = draw_factors(self.keys, self.layer, self.p, shape, inputs.dtype)
         factors = factors.reshape(*factors.shape, *[1] * (rows.dim() - factors.dim()))
         return (rows * factors).transpose(0, self.axis)
-
-    def factors(self, keys: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return 0 or 1/(1-p) for every unit of every sample, shape (samples, *shape)."""
-        return draw_factors(keys, self.layer, self.p, shape, dtype)
 
 
 class AddressedAttention(nn.MultiheadAttention):

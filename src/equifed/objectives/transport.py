@@ -45,7 +45,7 @@ class Transport(PriorPenalty):
 
     ``value`` and ``weights`` are closed forms in O(n^2). ``penalty`` is the transport linear
     programme, whose prices the simplex method of HiGHS finds in n^2 variables. ``prox`` is a
-    quadratic programme solved by an active-set method on forests of routes (``forests.py``):
+    quadratic programme solved by an active-set method on forests of routes, as described above:
     finite, O(n^2) per pivot, and in practice a small multiple of n pivots. Meant for up to a few
     hundred clients.
 

@@ -35,7 +35,7 @@ from equifed.engines.stacked.gradient_rules import (
 from equifed.engines.threads import Precision, empty_rows, products_in
 from equifed.models.checks import is_plain
 from equifed.models.flat import FlatModel
-from equifed.models.layers import AddressedDropout
+from equifed.models.layers import AddressedDropout, draw_factors
 from equifed.models.losses import SampleLoss, cross_entropy
 
 FUSED = 1 << 14
@@ -160,7 +160,8 @@ class Dropout(Layer):
 
     def mask(self, keys: Tensor, units: int, dtype: torch.dtype) -> Tensor:
         """Return the factors (..., units, b) of samples with these keys (..., b)."""
-        factors = self.module.factors(keys.reshape(-1), (units,), dtype)
+        layer, p = self.module.layer, self.module.p
+        factors = draw_factors(keys.reshape(-1), layer, p, (units,), dtype)
         return factors.view(*keys.shape, -1).transpose(-1, -2).contiguous()
 
     @override
