@@ -12,6 +12,7 @@ from torch import nn
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.around import Certified
 from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.reweighted import tilted_erm
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
@@ -75,6 +76,12 @@ def test_rounds_that_know_no_full_gradient_have_no_certificate(algorithm: object
     history = train(Certified(algorithm), problem.clients(), rounds=2, x=problem.start())
     assert all("gap" not in r.numbers for r in history.rounds)
     assert history.summary()["certificate"].startswith("no certificate: ")
+
+
+def test_a_negative_tilt_is_no_maximum_and_has_no_certificate() -> None:
+    problem, bad = convex_problem(24), tilted_erm(LocalSGD(lr=0.01, steps=1), -1.0)
+    history = train(Certified(bad, every=1), problem.clients(), rounds=2, x=problem.start())
+    assert "has no dual step" in history.summary()["certificate"]
 
 
 @pytest.mark.long

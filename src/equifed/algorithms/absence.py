@@ -66,18 +66,9 @@ class EveryoneVectors(VectorsView):
 class Everyone(ClientsView):
     """All clients in a round, as those who are there let them be seen.
 
-    Attributes
-    ----------
-    objective : Objective
-        The objective over those who count.
-    weights : Weights
-        The last ones, in which those who count again have an equal share.
-    members : array of int, optional
-        Those who count; None: all do.
-    away : array of int
-        Rounds since each client's last answer, after this round.
-    notes : tuple of str
-        Who left and who is back, in words.
+    ``objective`` is that over those who count (``members``; None: all do), ``weights`` are the last
+    ones, in which those who count again have an equal share, ``away`` the rounds since each
+    client's last answer, after this round, and ``notes`` say who left and who is back.
     """
 
     Vectors = EveryoneVectors

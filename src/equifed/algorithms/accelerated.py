@@ -32,29 +32,15 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class State(WrapperState):
-    """The algorithm's state, and the last rounds.
+    """The algorithm's state, and the last rounds."""
 
-    Parameters
-    ----------
-    points, images : array, shape (m, d + 2n), optional
-        Model, weights and last losses before and after each of the last rounds.
-    plain : Any
-        The innermost state as it was without the jump that has just been made; None: none was.
-    gap : float, optional
-        What the last round proved.
-    wait, pause : int
-        Rounds until the next jump, and how many there are after the next one that is taken back.
-    curvature : Curvature or str, optional
-        What is known of the losses, or why nothing is.
-    """
-
-    points: Rows | None = None
-    images: Rows | None = None
-    plain: Any = None
-    gap: float | None = None
-    wait: int = 0
-    pause: int = 1
-    curvature: Curvature | str | None = None  # None before the first round
+    points: Rows | None = None  # (m, d + 2n): model, weights and last losses before each of them
+    images: Rows | None = None  # the same after each
+    plain: Any = None  # the innermost state without the jump that has just been made, if one was
+    gap: float | None = None  # what the last round proved
+    wait: int = 0  # rounds until the next jump
+    pause: int = 1  # how many there are after the next one that is taken back
+    curvature: Curvature | str | None = None  # of the losses, or why unknown; None before round 1
 
 
 @dataclass(frozen=True)

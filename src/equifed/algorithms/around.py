@@ -102,7 +102,7 @@ def objective_at(algorithm: AnyAlgorithm, state: Any, weights: Weights) -> Saddl
         objective = core.objective_at(inner)
     elif getattr(core, "averages", False):
         objective = Average(prior=tuple(map(float, weights)))
-    if not isinstance(objective, SaddleObjective):
+    if not isinstance(objective, SaddleObjective) or objective.unfit is not None:
         return None
     away = getattr(inner, "away", None)
     if away is not None:

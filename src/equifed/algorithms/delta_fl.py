@@ -8,7 +8,8 @@ import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
+from equifed.algorithms.reweighted import State
+from equifed.contract import Clients, Federated, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.local import LocalSGD
 from equifed.objectives.cvar import Average
@@ -16,15 +17,6 @@ from equifed.steps.schedules import epsilon
 
 ROUNDING = 256.0
 """Units in the last place by which a loss may be off: a mean of many samples."""
-
-
-@dataclass(frozen=True)
-class State:
-    """The model, the losses known so far, and the rounds since each client's last answer."""
-
-    x: Vector
-    losses: Losses | None = None  # None before the first round
-    away: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -95,19 +87,15 @@ class DeltaFL(Federated):
         trains = known >= threshold - rounding(threshold, state.x)
         tail = client_weights(self.weighting, sizes[trains])  # p_i / sum over T
         weights = scatter(tail, pool[trains], len(losses))
-        share: Weights = weights
         trained: Clients = roll
+        share = weights
         if len(chosen.index) == len(pool):  # none of them is missing
             trained, share = chosen.subset(pool[trains]), tail  # T
         moved = trained.local_steps(state.x, self.local, stream.at("local"))
         x = state.x - self.server_lr * moved.displacement.step(share)
-        info = Info(
-            weights,
-            objective=float(tail @ known[trains]),
-            index=trained.index,
-            numbers={"threshold": threshold},
-            notes=roll.notes if self.participation == 1 else (),
-        )
+        value, told = float(tail @ known[trains]), {"threshold": threshold}
+        notes = roll.notes if self.participation == 1 else ()
+        info = Info(weights, None, value, trained.index, told, notes)
         return State(x, losses, roll.away), info
 
 

@@ -6,19 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
+from equifed.algorithms.fedavg import DEFAULT_WORK, State, Weighting, client_weights
 from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector
 from equifed.contract.absence import sample_clients, scatter
 
 LEAST_LOSS = 1e-10
 """Losses below this count as this: a power below zero of a loss of zero has no value."""
-
-
-@dataclass(frozen=True)
-class State:
-    """The model."""
-
-    x: Vector
 
 
 @dataclass(frozen=True)

@@ -46,30 +46,17 @@ class BestPoint:
 class State(WrapperState):
     """The algorithm's state, and what the safeguard remembers.
 
-    Parameters
-    ----------
-    best : BestPoint, optional
-        The best point so far.
-    measure : str, optional
-        What rounds are judged by: ``"gap"`` (certified), ``"residual"`` (how far from a saddle
-        point), ``"value"`` (the objective), or its running ``"mean"`` where minibatches make it
-        noisy.
-    first : float, optional
-        What the first point was worth.
-    stale : int
-        Rounds since the best point; negative in the rounds of grace.
-    mean : float, optional
-        Running mean of the objective.
-    curvature : Curvature or str, optional
-        What is known of the losses, or why nothing is.
+    Rounds are judged by the ``"gap"`` (certified), the ``"residual"`` (how far from a saddle
+    point), the ``"value"`` of the objective, or its running ``"mean"`` where minibatches make it
+    noisy.
     """
 
     best: BestPoint | None = None
     measure: Measure | None = None
-    first: float | None = None
-    stale: int = 0
-    mean: float | None = None
-    curvature: Curvature | str | None = None  # of the losses; None before the first round
+    first: float | None = None  # what the first point was worth
+    stale: int = 0  # rounds since the best point; negative in the rounds of grace
+    mean: float | None = None  # of the objective, running
+    curvature: Curvature | str | None = None  # of the losses, or why unknown; None before round 1
 
     @property
     def vanishes(self) -> bool:

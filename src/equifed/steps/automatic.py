@@ -27,24 +27,12 @@ DECAY = 0.8
 
 @dataclass(frozen=True)
 class AutoSizes(StepSizes):
-    """Step sizes with what the automatic rule remembers.
+    """Step sizes with what the automatic rule remembers."""
 
-    Parameters
-    ----------
-    smoothness : float
-        L, measured or known.
-    halvings : int
-        How often a safeguard halved the step sizes.
-    steepest : float
-        The coupling of weights and model, its largest over the last rounds.
-    free : bool
-        Whether the sum S of the weights is free, so that the model's step is tau / S.
-    """
-
-    smoothness: float = 0.0
-    halvings: int = 0
-    steepest: float = 0.0
-    free: bool = False
+    smoothness: float = 0.0  # L, measured or known
+    halvings: int = 0  # how often a safeguard halved the step sizes
+    steepest: float = 0.0  # the coupling of weights and model, its largest over the last rounds
+    free: bool = False  # whether the sum S of the weights is, so that the model's step is tau / S
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes and the measured smoothness for the round's record."""
@@ -58,13 +46,8 @@ class AutoSizes(StepSizes):
     def halved(self) -> AutoSizes:
         """Return half the step sizes."""
         assert self.local is not None
-        return replace(
-            self,
-            primal=self.primal / 2,
-            dual=self.dual / 2,
-            local=self.local / 2,
-            halvings=self.halvings + 1,
-        )
+        sizes = replace(self, primal=self.primal / 2, dual=self.dual / 2, local=self.local / 2)
+        return replace(sizes, halvings=self.halvings + 1)
 
 
 @dataclass(frozen=True)

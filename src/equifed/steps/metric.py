@@ -38,28 +38,14 @@ PANEL = 256
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    r"""A positive definite matrix P in blocks, factored.
+    """A positive definite matrix P in blocks, factored; corrected by the last steps (BFGS)."""
 
-    Parameters
-    ----------
-    places : Tensor, shape (k, q)
-        Where the coordinates of each block lie in a model vector.
-    basis : Tensor
-        Cholesky factors (b, q, q) or eigenvectors (b, q, r).
-    values : Tensor, shape (b, r), optional
-        Eigenvalues that belong to the eigenvectors.
-    rest : Tensor, shape (b,), optional
-        What P is on everything orthogonal to them.
-    steps, changes : Tensor, shape (m, d), optional
-        Steps of the model and what they did to the gradient: P is corrected by them (BFGS).
-    """
-
-    places: Vector
-    basis: Vector
-    values: Vector | None = None
-    rest: Vector | None = None
-    steps: Vector | None = None
-    changes: Vector | None = None
+    places: Vector  # (k, q): where the coordinates of each block lie in a model vector
+    basis: Vector  # Cholesky factors (b, q, q) or eigenvectors (b, q, r)
+    values: Vector | None = None  # (b, r): eigenvalues that belong to the eigenvectors
+    rest: Vector | None = None  # (b,): what P is on everything orthogonal to them
+    steps: Vector | None = None  # (m, d): steps of the model
+    changes: Vector | None = None  # (m, d): what they did to the gradient
 
     def solve(self, rows: Vector) -> Vector:
         """Return P^-1 v for the rows v of a matrix, in float64."""
@@ -233,7 +219,7 @@ def least_weighted_loss(summed: CurvatureSum, metric: Metric, gradient: Vector) 
     :math:`\delta`; mu is the penalty's, or the smallest eigenvalue of P where that is certain.
     What rounding may have done is added.
     """
-    c, eps = gradient.double(), float(torch.finfo(gradient.dtype).eps)
+    c, eps = gradient.double(), epsilon(gradient)
     places = summed.places
     if not summed.exact or summed.blocks.dim() != 3:
         return math.inf
@@ -314,48 +300,23 @@ def step_exactly(
 
 @dataclass(frozen=True, eq=False)
 class MetricSizes(StepSizes):
-    """Step size tau in a metric, and what the rounds in it remember.
+    """Step size tau in a metric, and what the rounds in it remember."""
 
-    Parameters
-    ----------
-    metric : Metric, optional
-        P; None before it is known.
-    form : str or int
-        Its form, or its rank.
-    weights : Weights, optional
-        Those by which the clients' Hessians were summed.
-    exact, constant : bool
-        Whether P is a sum of Hessians, and whether they are the same at every model.
-    sums, age : int
-        How often Hessians were summed, and rounds since then.
-    origin, pull : Vector, optional
-        Where the last step began, and the weighted gradient there; None: nothing to compare with.
-    value, gain, faster : float
-        The objective there, by how much the step should lower it, and that relative to the gain of
-        the step before.
-    share : float
-        How much of that step was taken in the end.
-    shortened : int
-        How often a step was shortened.
-    steepest : float
-        A bound of the coupling of weights and model in the metric; 0 before it is known.
-    """
-
-    metric: Metric | None = None
-    form: Form | int = "blocks"
-    weights: Weights | None = None
-    exact: bool = True
-    constant: bool = False
-    sums: int = 0
-    age: int = 0
-    origin: Vector | None = None
-    pull: Vector | None = None
-    value: float = 0.0
-    gain: float = 0.0
-    faster: float = 1.0
-    share: float = 1.0
-    shortened: int = 0
-    steepest: float = 0.0
+    metric: Metric | None = None  # P; None before it is known
+    form: Form | int = "blocks"  # its form, or its rank
+    weights: Weights | None = None  # those by which the clients' Hessians were summed
+    exact: bool = True  # whether P is a sum of Hessians
+    constant: bool = False  # whether they are the same at every model
+    sums: int = 0  # how often Hessians were summed
+    age: int = 0  # rounds since then
+    origin: Vector | None = None  # where the last step began; None: nothing to compare with
+    pull: Vector | None = None  # the weighted gradient there
+    value: float = 0.0  # the objective there
+    gain: float = 0.0  # by how much the step should lower it
+    faster: float = 1.0  # that relative to the gain of the step before
+    share: float = 1.0  # how much of the step was taken in the end
+    shortened: int = 0  # how often a step was
+    steepest: float = 0.0  # bound of the coupling of weights and model; 0 before it is known
 
     @override
     def numbers(self) -> dict[str, float]:

@@ -38,28 +38,14 @@ class PhiChoice:
     (SCAFF-PD-IA (8), (9)). It minimises :math:`\max_A\, (\min_B)^{-1/2}`, the geometric mean of
     absolute and relative unfairness: the root of
     :math:`\tfrac34 c \varphi^2 + b \varphi - \tfrac12 a`.
-
-    Parameters
-    ----------
-    phi : float
-        The choice, at most :data:`LARGEST_PHI`.
-    high, low : float
-        a and b: the weighted loss over A and over B at the model of phi = 0.
-    bend : float
-        c: how readily the low losses rise.
-    products : int
-        Hessian-vector products that c took, two exchanges each.
-    unsolved : float
-        How far the model is from the saddle point of phi = 0, at which the expansion is made: about
-        what the weights and a Newton step of the model would still gain, as a part of the losses.
     """
 
-    phi: float
-    high: float
-    low: float
-    bend: float
-    products: int
-    unsolved: float = 0.0
+    phi: float  # the choice, at most LARGEST_PHI
+    high: float  # a: the weighted loss over A at the model of phi = 0
+    low: float  # b: the same over B
+    bend: float  # c: how readily the low losses rise
+    products: int  # Hessian-vector products that c took, two exchanges each
+    unsolved: float = 0.0  # part of the losses that weights and a Newton step would still gain
 
     def predicted(self, phi: float) -> tuple[float, float]:
         """Return the predicted weighted losses over A and over B at some phi."""

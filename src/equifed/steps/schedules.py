@@ -18,36 +18,19 @@ from equifed.contract import Clients, ClientVectors, Stream, Vector, Weights
 
 @dataclass(frozen=True)
 class StepSizes:
-    """Step sizes of one round.
+    """Step sizes of one round."""
 
-    Parameters
-    ----------
-    primal : float
-        tau, of the model.
-    dual : float
-        sigma, of the weights.
-    extrapolation : float
-        theta, of the losses.
-    local : float, optional
-        eta, of the local steps; None leaves it to the local work.
-    gamma, rate : float, optional
-        Memory of the accelerated schedules: sigma / tau, and how fast it grows.
-    """
-
-    primal: float
-    dual: float
-    extrapolation: float
-    local: float | None = None
-    gamma: float | None = None
-    rate: float | None = None
+    primal: float  # tau, of the model
+    dual: float  # sigma, of the weights
+    extrapolation: float  # theta, of the losses
+    local: float | None = None  # eta, of the local steps; None leaves it to the local work
+    gamma: float | None = None  # sigma / tau, which the accelerated schedules remember
+    rate: float | None = None  # how fast gamma grows
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes for the round's record."""
-        out = {
-            "primal_step": self.primal,
-            "dual_step": self.dual,
-            "extrapolation": self.extrapolation,
-        }
+        out = {"primal_step": self.primal, "dual_step": self.dual}
+        out["extrapolation"] = self.extrapolation
         return out if self.local is None else {**out, "local_step": self.local}
 
     def said(self) -> tuple[str, ...]:
@@ -72,21 +55,11 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class WeightChange:
-    """How the weights turned in a round, and what shows what that does to the model.
+    """How the weights turned in a round, and what shows what that does to the model."""
 
-    Parameters
-    ----------
-    change : Weights
-        How far the weights of those present turned.
-    weights : Weights
-        The weights of all.
-    gradients : ClientVectors
-        Gradients of those present.
-    """
-
-    change: Weights
-    weights: Weights
-    gradients: ClientVectors
+    change: Weights  # of those present
+    weights: Weights  # of all
+    gradients: ClientVectors  # of those present
 
     def coupling(self) -> float | None:
         r"""Return :math:`|\sum_i \Delta\lambda_i c_i|^2 / |\Delta\lambda|^2`; None without a turn.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.fedavg import DEFAULT_WORK, State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.clients import inner_products
@@ -16,13 +16,6 @@ from equifed.objectives.projections import project_capped_simplex
 
 Matrix = NDArray[np.float64]
 TINY = 1e-300  # squared norms below this are those of a client that does not move
-
-
-@dataclass(frozen=True)
-class State:
-    """The model."""
-
-    x: Vector
 
 
 @dataclass(frozen=True)
