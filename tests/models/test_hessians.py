@@ -244,11 +244,10 @@ def test_a_client_whose_curvature_is_not_finite_is_named(kind: str) -> None:
         ([[-1.0, 0.0], [0.0, -1.0]], "negative eigenvalue -1"),
         ([[0.0, 0.0], [0.0, 0.0]], None),
         ([[1.0, 3.0], [3.0, 1.0]], "negative eigenvalue -2"),  # no entry is negative
-        ([[1.0, 0.0], [0.0, 1e9]], "eigenvalue 1e+09, above 100"),
     ],
 )
 def test_a_hostile_hessian_is_recognised(block: list[list[float]], reason: str | None) -> None:
-    said = check_curvature(torch.tensor([block], dtype=DOUBLE), limit=100.0)
+    said = check_curvature(torch.tensor([block], dtype=DOUBLE))
     assert said is None if reason is None else reason in str(said)
 
 
@@ -258,17 +257,14 @@ def test_an_honest_hessian_passes_in_every_form(case: str, dtype: torch.dtype) -
     """Also of a client with fewer samples than parameters, whose eigenvalues are partly zero."""
     clients = CASES[case](l2=0.0, dtype=dtype)
     x, alone = point(clients).to(dtype), np.eye(5)[2]
-    limit = float(clients.curvature().smoothness[2])
     for form in ("full", "blocks", "diagonal"):
-        # Blocks bound softmax's Hessian from above, by up to twice their own largest eigenvalue.
         blocks = clients.curvature_sum(x, alone, form).blocks.to(dtype)
-        assert check_curvature(blocks, 2 * limit) is None
+        assert check_curvature(blocks) is None
     q = clients.curvature_sum(x, alone).blocks.shape[1]
     thin = torch.randn(q, 2, dtype=dtype)
     product = clients.curvature_sum(x, alone, thin=thin).blocks.to(dtype)
-    assert check_curvature(product, 2 * limit, thin) is None
+    assert check_curvature(product, thin) is None
     assert "eigenvalue" in str(check_curvature(-product, thin=thin))
-    assert "above" in str(check_curvature(1e4 * product, 2 * limit, thin))
     if q > 1:
         swapped = product[..., [1, 0]]
         assert "not symmetric" in str(check_curvature(swapped, thin=thin))

@@ -223,10 +223,9 @@ class Giver:
         changed = 0 if np.array_equal(before, lost) else r
         kept = replace(kept, lost=lost if len(lost) else None)
         if self.wanted in ("auto", "certified") and "gap" in record.numbers:
-            here = certified(r, record.numbers, record.objective)
             best = kept.proved
             if best is None or not (best.given.gap or 0.0) <= record.numbers["gap"]:
-                best = FinalModel(start, info.weights, here)
+                best = FinalModel(start, info.weights, certified(record))
             kept = replace(kept, proved=best, latest=r)
         if kept.mean is not None:
             return replace(kept, mean=kept.mean.add(end, info.weights, changed))

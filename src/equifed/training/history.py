@@ -211,12 +211,15 @@ class History:
     def summary(self) -> dict[str, Any]:
         """Return the run in a few numbers: its cost, each metric's average and worst client."""
         given = self.given_out
+        known = [r.objective for r in self.rounds if r.objective is not None]
+        if given is not None and given.objective is not None:
+            known.append(given.objective)
         out: dict[str, Any] = {
             "format": tables.FORMAT,
             "clients": len(self.names),
             "rounds": self.rounds[-1].round if self.rounds else 0,
             "given_out": None if given is None else asdict(given),
-            "objective": self._objective(),
+            "objective": known[-1] if known else None,
             "exchanges": sum(r.exchanges for r in self.rounds),
             "bytes_up": sum(r.bytes_up for r in self.rounds),
             "bytes_down": sum(r.bytes_down for r in self.rounds),
@@ -240,9 +243,8 @@ class History:
         best = self._proved()
         if not isinstance(best, GivenOut):
             return best
-        assert best.gap is not None
-        more = {} if best.distance is None else {"distance": best.distance}
-        return {"round": best.round, "gap": best.gap, **more}
+        told = {"round": best.round, "gap": best.gap, "distance": best.distance}
+        return {name: value for name, value in told.items() if value is not None}
 
     def describe_certificate(self) -> str | None:
         """Return in words what is proved about the model given out, or why nothing is."""
@@ -255,7 +257,11 @@ class History:
     def _proved(self) -> GivenOut | str | None:
         """Return what is proved about the model given out, or else the best one; or why nothing."""
         given = self.given_out
-        best = self._smallest_gap() if given is None or given.gap is None else given
+        best = given
+        if given is None or given.gap is None:
+            proved = [r for r in self.rounds if "gap" in r.numbers]
+            smallest = min(proved, key=lambda r: r.numbers["gap"], default=None)
+            best = None if smallest is None else certified(smallest)
         if best is None:
             notes = (e["reason"] for e in self.events if e["event"] == "note")
             return next((note for note in notes if note.startswith("no certificate")), None)
@@ -264,18 +270,6 @@ class History:
         if given is not None and given is not best:
             return f"no certificate: {given}; that of round {best.round} was {best.proof()}"
         return best
-
-    def _smallest_gap(self) -> GivenOut | None:
-        """Return the best certificate of the rounds."""
-        proved = [r for r in self.rounds if "gap" in r.numbers]
-        best = min(proved, key=lambda r: r.numbers["gap"], default=None)
-        return None if best is None else certified(best.round, best.numbers, best.objective)
-
-    def _objective(self) -> float | None:
-        """Return the objective of the model given out, or where it stood when it last was known."""
-        if self.given_out is not None and self.given_out.objective is not None:
-            return self.given_out.objective
-        return next((r.objective for r in reversed(self.rounds) if r.objective is not None), None)
 
     def _spread(self, metric: str, split: str) -> dict[str, Any]:
         record = self.last(metric, split)

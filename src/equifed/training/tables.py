@@ -189,12 +189,11 @@ class GivenOut:
         return f"certified to be within {self.gap:.3g} of the smallest objective there is{share}"
 
 
-def certified(round: int, numbers: Mapping[str, float], objective: float | None) -> GivenOut:
-    """Return what the record of a round proves about the model that it started from."""
-    capped = "uncapped_gap" in numbers
-    return GivenOut(
-        "certified", round - 1, numbers["gap"], numbers.get("distance"), objective, capped
-    )
+def certified(record: RoundRecord) -> GivenOut:
+    """Return what a round with a certificate proves about the model that it started from."""
+    gap, distance = record.numbers["gap"], record.numbers.get("distance")
+    capped = "uncapped_gap" in record.numbers
+    return GivenOut("certified", record.round - 1, gap, distance, record.objective, capped)
 
 
 def read_names(path: Path) -> tuple[str, ...]:
