@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,24 @@ class Report:
         """Whether there is anything to gain under the method of the headline."""
         return write_verdict(self.methods[self.lead], self.scale)
 
+    @functools.cached_property
+    def columns(self) -> list[list[Column]]:
+        """The table of clients under every method, without columns that have nothing to say."""
+        says = {
+            "change": self.several,
+            "loss": self.scale is not None and self.scale.metric not in ("loss", "mse"),
+            "weight": any(np.isfinite(told.weight).any() for told in self.told),
+            "participation": any((told.participation < 1).any() for told in self.told),
+            "quarantines": any(told.quarantines.any() for told in self.told),
+        }
+        found = [list_columns(told, self.told[self.baseline].value) for told in self.told]
+        return [[c for c in columns if says.get(c.key, True)] for columns in found]
+
+    @functools.cached_property
+    def heads(self) -> dict[str, str]:
+        """Key and label of every column of the table of clients."""
+        return {c.key: c.label for columns in self.columns for c in columns}
+
     def write(self, key: str) -> str:
         """Write a measure of the headline's method."""
         measure = next(measure for measure in self.measures if measure.key == key)
@@ -227,6 +245,30 @@ def _choose_title(methods: Sequence[Method]) -> str:
 
 
 # -- columns of the table of clients --------------------------------------------------------------
+
+
+def list_columns(told: Told, base: Losses) -> list[Column]:
+    """Return the table of clients under one method; ``base`` has the baseline's values."""
+    scale, count = told.scale, len(told.method.clients)
+    pairs = zip(told.lower, told.upper, strict=True)
+    limits = [scale.span(a, b) if math.isfinite(a) else "" for a, b in pairs]
+    with np.errstate(invalid="ignore"):  # both infinite
+        change = told.value - base
+
+    def plain(key: str, label: str, values: Any, write: Callable[[Any], str]) -> Column:
+        texts = (write(v) if np.isfinite(v) else DASH for v in values)
+        return Column(key, label, values, tuple(texts), ("",) * count)
+
+    return [
+        write_column("value", capital(scale.kind.label), told.value, scale.kind, limits),
+        plain("change", "Change", change, scale.signed),
+        *told.columns,
+        plain("loss", "Loss", told.loss, Scale("loss", "").text),
+        plain("n", "Samples", told.sizes, "{:,}".format),
+        plain("weight", "Weight", told.weight, "{:.4f}".format),
+        plain("participation", "Took part", told.participation, lambda v: f"{100 * v:.0f} %"),
+        plain("quarantines", "Refused", told.quarantines, "{:,}".format),
+    ]
 
 
 def collect_columns(method: Method, scale: Scale) -> list[Column]:

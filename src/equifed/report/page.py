@@ -145,7 +145,6 @@ def render(report: Report, refresh: float | None = None) -> str:
         figures=draw_figures(report),
         certificates=[f"{name}: {note}." for name, note in proved if note is not None],
         data=tables.pack_clients(report),
-        heads=tables.list_heads(report),
         glossary=text.list_glossary(report),
         clients_csv=tables.write_clients_csv(report),
         runs=tables.collect_facts(report.methods),
@@ -206,14 +205,14 @@ def render_participant(report: Report, i: int) -> str:
     scale, told = report.shown, report.told[report.lead]
     method, client = told.method, told.method.clients[i]
     keys = [key for key in SUMMARY if key in told.estimates and not report.single]
-    known = [c for c in tables.list_columns(report, told) if c.key in tables.list_heads(report)]
+    known = [c for c in report.columns[report.lead] if c.key != "change"]
     events = [event for event in method.events() if event.get("client") == client]
     return load_templates().get_template("participant.html").render(
         title=report.title,
         client=client,
         method=method.name,
         sentence=text.describe_participant(told, i),
-        cards=[(c.label, c.texts[i], c.notes[i]) for c in known if c.key != "change"],
+        cards=[(c.label, c.texts[i], c.notes[i]) for c in known],
         own=text.describe_own(method, scale)[:1],
         summary=tables.make_table((), [(LABELS[key], report.write(key)) for key in keys]),
         clients=plural(int(np.isfinite(told.value).sum()), "client"),

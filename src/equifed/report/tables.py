@@ -15,11 +15,9 @@ import numpy as np
 from equifed.contract.arrays import to_cell
 from equifed.metrics import Interval, summary
 from equifed.report.document import (
-    Column,
     Report,
     Told,
     find_note,
-    write_column,
     write_limits,
     write_value,
 )
@@ -151,75 +149,31 @@ def summarise_further(method: Method, scale: Scale) -> dict[str, Any]:
 # -- clients --------------------------------------------------------------------------------------
 
 
-def list_columns(report: Report, told: Told) -> list[Column]:
-    """Return the table of clients under one method, column by column."""
-    scale, count = told.scale, len(told.method.clients)
-    pairs = zip(told.lower, told.upper, strict=True)
-    limits = [scale.span(a, b) if math.isfinite(a) else "" for a, b in pairs]
-    with np.errstate(invalid="ignore"):  # both infinite
-        change = told.value - report.told[report.baseline].value
-
-    def plain(key: str, label: str, values: Any, write: Callable[[Any], str]) -> Column:
-        texts = (write(v) if np.isfinite(v) else DASH for v in values)
-        return Column(key, label, values, tuple(texts), ("",) * count)
-
-    return [
-        write_column("value", capital(scale.kind.label), told.value, scale.kind, limits),
-        plain("change", "Change", change, scale.signed),
-        *told.columns,
-        plain("loss", "Loss", told.loss, Scale("loss", "").text),
-        plain("n", "Samples", told.sizes, "{:,}".format),
-        plain("weight", "Weight", told.weight, "{:.4f}".format),
-        plain("participation", "Took part", told.participation, _write_percent),
-        plain("quarantines", "Refused", told.quarantines, "{:,}".format),
-    ]
-
-
-def _write_percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def list_heads(report: Report) -> dict[str, str]:
-    """Return key and label of every column of clients that has something to say."""
-    if report.scale is None:
-        return {}
-    says = {
-        "change": report.several,
-        "loss": report.scale.metric not in ("loss", "mse"),
-        "weight": any(np.isfinite(told.weight).any() for told in report.told),
-        "participation": any((told.participation < 1).any() for told in report.told),
-        "quarantines": any(told.quarantines.any() for told in report.told),
-    }
-    found = {c.key: c.label for told in report.told for c in list_columns(report, told)}
-    return {key: label for key, label in found.items() if says.get(key, True)}
-
-
 def pack_clients(report: Report) -> dict[str, Any]:
     """Return what the page's script needs for the table of clients and for the names on hover."""
-    keys, methods = list(list_heads(report)), []
-    for told in report.told:
-        columns = {c.key: c for c in list_columns(report, told) if c.key in keys}
+    methods = []
+    for told, columns in zip(report.told, report.columns, strict=True):
         packed = {
-            key: {
+            c.key: {
                 "value": [to_json_number(v) for v in c.values],
                 "text": c.texts,
                 "notes": c.notes if any(c.notes) else [],
             }
-            for key, c in columns.items()
+            for c in columns
         }
         methods.append({"name": told.method.name, "columns": packed})
     higher = report.scale is None or report.scale.higher_is_better
     names = list(report.methods[0].clients)
-    return {"clients": names, "keys": keys, "higher": higher, "methods": methods}
+    return {"clients": names, "keys": list(report.heads), "higher": higher, "methods": methods}
 
 
 def write_clients_csv(report: Report) -> str:
     """Return the table of clients as CSV."""
-    keys = [key for key in list_heads(report) if key not in ("value", "change")]
+    keys = [key for key in report.heads if key not in ("value", "change")]
     shown = "value" if report.scale is None else report.scale.metric
     rows: list[list[object]] = []
-    for told in report.told:
-        known = {c.key: c.values for c in list_columns(report, told)}
+    for told, columns in zip(report.told, report.columns, strict=True):
+        known = {c.key: c.values for c in columns}
         nothing = np.full(len(told.value), math.nan)
         every = [told.value, told.lower, told.upper, *(known.get(key, nothing) for key in keys)]
         numbers = zip(told.method.clients, *(column.tolist() for column in every), strict=True)
