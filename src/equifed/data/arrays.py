@@ -228,11 +228,11 @@ def number_targets(arrays: Mapping[str, Array], classes: int | None, task: str |
     with K up to 20 need a ``task``.
     """
     filled = {where: y for where, y in arrays.items() if len(y)}
-    text = {where: y.dtype == object for where, y in filled.items()}
-    if any(text.values()):
-        if not all(text.values()):
-            one, other = (next(w for w, t in text.items() if t is kind) for kind in (True, False))
-            raise DataError(f"{one} is text, {other} numbers; give all text or all numbers.")
+    texts = [where for where, y in filled.items() if y.dtype == object]
+    numbers = [where for where, y in filled.items() if y.dtype != object]
+    if texts and numbers:
+        raise DataError(f"{texts[0]} is text, {numbers[0]} numbers; give all text or all numbers.")
+    if texts:
         return _number_text(filled, arrays, classes, task)
     fractions = any(y.dtype.kind == "f" for y in filled.values())
     if task == "regression" or (task is None and classes is None and fractions):

@@ -237,7 +237,7 @@ class Federation:
         from equifed.data.table import TableRequest, read_table  # a federation needs no reader
 
         wanted = (features,) if isinstance(features, str) else features
-        coded: Any = categorical if isinstance(categorical, str) else tuple(categorical)
+        coded: Any = categorical
         named = {"split": split, "group": group, "groups": groups}
         request = TableRequest(
             str(client), str(target), None if wanted is None else tuple(wanted),

@@ -22,15 +22,11 @@ Tokens = NDArray[np.int64]
 Roles = dict[str, list[str]]
 """Role, as ``PLAY_ROLE``, to its lines in order."""
 
+DITTO = "https://raw.githubusercontent.com/litian96/ditto/602f571de561f7796104860108dfa91182bfbcd8"
 VEHICLE_FILES = (
-    RemoteFile(
-        "vehicle",
-        "mytrain.json",
-        "https://raw.githubusercontent.com/litian96/ditto/602f571de561f7796104860108dfa91182bfbcd8"
-        "/data/vehicle/data/train/mytrain.json",
-        "a8c8b22a89ea64e5a563cffe94352b48c1f44a02100fd3256adfc09dc43d9ddc",
-    ),
-)
+    RemoteFile("vehicle", "mytrain.json", f"{DITTO}/data/vehicle/data/train/mytrain.json",
+               "a8c8b22a89ea64e5a563cffe94352b48c1f44a02100fd3256adfc09dc43d9ddc"),
+)  # fmt: skip
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 ADULT_FILES = tuple(
     RemoteFile("adult", name, f"{UCI}/{name}", sha256)
@@ -63,11 +59,8 @@ def vehicle(*, test: float = 0.2, validation: float = 0.0, seed: int = 0) -> Fed
     """
     path = find("vehicle", "vehicle_ditto_train.json.gz") or VEHICLE_FILES[0].obtain()
     clients = {
-        name: (
-            np.array(samples["x"], dtype=np.float32),
-            (np.array(samples["y"]).ravel() > 0).astype(np.int64),
-        )
-        for name, samples in read_leaf([path]).items()
+        name: (np.array(held["x"], dtype=np.float32), (np.ravel(held["y"]) > 0).astype(np.int64))
+        for name, held in read_leaf([path]).items()
     }
     return Federation.from_clients(
         clients,

@@ -54,25 +54,15 @@ DATASETS: dict[str, DataSet] = {
         DataSet("synthetic-regression", "generated", small.synthetic_regression, embedded=True),
         DataSet("mnist", "CC BY-SA 3.0", pooled.mnist, files=pooled.MNIST_FILES),
         DataSet("fashion-mnist", "MIT", pooled.fashion_mnist, files=pooled.FASHION_FILES),
-        DataSet(
-            "cifar10",
-            "none stated; research use",
-            pooled.cifar10,
-            files=pooled.CIFAR_FILES,
-            instead=("cifar10/test_batch.webp",),
-        ),
+        DataSet("cifar10", "none stated; research use", pooled.cifar10,
+                files=pooled.CIFAR_FILES, instead=("cifar10/test_batch.webp",)),
         DataSet("adult", "CC BY 4.0", natural.adult, files=natural.ADULT_FILES),
-        DataSet(
-            "vehicle",
-            "none stated; research use",
-            natural.vehicle,
-            files=natural.VEHICLE_FILES,
-            instead=("vehicle/vehicle_ditto_train.json.gz",),
-        ),
+        DataSet("vehicle", "none stated; research use", natural.vehicle,
+                files=natural.VEHICLE_FILES, instead=("vehicle/vehicle_ditto_train.json.gz",)),
         DataSet("shakespeare", "public domain", natural.shakespeare),
         DataSet("femnist", "US government work", natural.femnist),
     )
-}
+}  # fmt: skip
 
 
 def load(name: str, **params: Any) -> Federation:

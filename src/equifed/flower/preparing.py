@@ -119,7 +119,7 @@ class _Asker:
         """Return the sum of all sites' answers."""
         size = measure_vector(asked)
         messenger = self.messenger
-        where = Stream(0, ("prepare", str(asked["stage"]), 0))
+        where = Stream(0, ("prepare", str(asked["stage"])))
         requests = messenger.write_requests("prepare", where, {"asked": asked}, {})
         if messenger.hidden is not None:
             try:
