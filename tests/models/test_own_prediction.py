@@ -139,10 +139,10 @@ def test_a_run_folder_predicts_and_measures_per_client(tmp_path) -> None:
     for name, before in zip(history.names, record.values, strict=True):
         mine = rows["site"] == name
         assert (predictor.predict(rows[mine]) == rows["ill"][mine]).mean() == pytest.approx(before)
-    now = dict(zip(drift["accuracy"].clients, drift["accuracy"].values, strict=True))
+    now = {row["client"]: row["now"] for row in drift["accuracy"].rows}
     assert [now[n] for n in history.names] == pytest.approx(record.values.tolist())
-    loss = drift["loss"]
-    np.testing.assert_allclose(loss.values, loss.before, rtol=1e-6)  # the run had float32
+    for row in drift["loss"].rows:  # the run had float32
+        assert row["now"] == pytest.approx(row["at_training"], rel=1e-6)
     with pytest.warns(UserWarning, match="'x' took no part"):
         evaluate(tmp_path / "run", rows.drop(columns="site"), client="x")
     runner, out = CliRunner(), tmp_path / "out.csv"

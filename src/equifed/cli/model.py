@@ -165,12 +165,12 @@ def evaluate(
 
     found = measure(run, rows, client, trust=trust)
     if json:
-        measured = {d.metric: {"split": d.split, "clients": d.rows()} for d in found}
+        measured = {d.metric: {"split": d.split, "clients": d.rows} for d in found}
         print_json({"run": str(run), "rows": str(rows), "metrics": measured})
         return
     for drift in found:
         then = f"at training ({drift.split})" if drift.split else "not measured at training"
-        _print_records(f"{drift.metric} now, and {then}", drift.rows())
+        _print_records(f"{drift.metric} now, and {then}", drift.rows)
 
 
 def _print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load, load_file
 from torch import nn
 
-from equifed.contract.arrays import Index, Losses
+from equifed.contract.arrays import Losses
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import CategoryColumn, Preparation, digest_json
@@ -238,39 +239,17 @@ def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False
 # -- new rows ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Drift:
-    """One metric of every client on new rows, beside what it was at training.
+    """One metric on new rows, beside what it was at training.
 
-    Parameters
-    ----------
-    metric : str
-        Its name.
-    split : str, optional
-        Where it was measured at training: test if there was one; None: it was not.
-    clients : tuple of str
-        Those with new rows, in order of appearance.
-    sizes : array of int
-        New rows of each.
-    values, before : array
-        The metric now and then; NaN for a client that did not take part.
+    ``split`` is where it was measured then, None if it was not; ``rows`` has a record per client
+    with new rows, with NaN for what was not measured.
     """
 
     metric: str
     split: str | None
-    clients: tuple[str, ...]
-    sizes: Index
-    values: Losses
-    before: Losses
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one record per client."""
-        columns = zip(self.clients, self.sizes, self.values, self.before, strict=True)
-        return [
-            {"client": name, "rows": int(n), "now": float(v), "at_training": float(b),
-             "change": float(v - b)}
-            for name, n, v, b in columns
-        ]  # fmt: skip
+    rows: list[dict[str, Any]]
 
 
 def evaluate(
@@ -380,7 +359,11 @@ def find_strangers(
 def _compare(metric: str, values: Losses, federation: Federation, history: History) -> Drift:
     records = (history.last(metric, split) for split in ("test", "validation", "train"))
     record = next((one for one in records if one is not None), None)
-    known = {} if record is None else dict(zip(history.names, record.values, strict=True))
-    before = np.array([known.get(name, np.nan) for name in federation.names])
-    split = None if record is None else record.split
-    return Drift(metric, split, federation.names, federation.train.sizes, values, before)
+    known = {} if record is None else dict(zip(history.names, record.values.tolist(), strict=True))
+    columns = zip(federation.names, federation.train.sizes.tolist(), values.tolist(), strict=True)
+    rows = []
+    for name, count, now in columns:
+        then = known.get(name, math.nan)
+        row = {"client": name, "rows": count, "now": now, "at_training": then}
+        rows.append({**row, "change": now - then})
+    return Drift(metric, None if record is None else record.split, rows)
