@@ -115,6 +115,13 @@ def test_other_settings_are_refused_in_the_same_folder(config, tmp_path):
         compare_configs(read_variants([config], ["rounds=4"]), tmp_path / "c", seeds=1)
 
 
+def test_what_was_measured_is_no_other_setting(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text(BASE + "[algorithm]\nname = 'fedavg'")  # the local step size is measured
+    reports = [compare_configs(read_variants([path]), tmp_path / "c", seeds=1) for _ in range(2)]
+    assert [report.problems for report in reports] == [(), ()]
+
+
 def test_two_processes_at_once_are_refused(tmp_path):
     with (
         lock_folder(tmp_path),
