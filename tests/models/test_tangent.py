@@ -29,14 +29,15 @@ def network(dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*parts).double()
 
 
-@pytest.mark.parametrize("chunk", [1, 3, None])
-def test_features_are_derivatives_of_the_output(chunk: int | None) -> None:
+@pytest.mark.parametrize("size", [1, 3 * 33 * 8, 1 << 27])
+def test_features_are_derivatives_of_the_output(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equifed.models.features.CHUNK_BYTES", size)
     module = network(dropout=0.5)  # features are taken without dropout
     parameters = {n: p.detach() for n, p in module.named_parameters()}
     inputs = torch.randn(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     flat = torch.cat([p.flatten() for p in parameters.values()])
     coordinates = choose_coordinates(len(flat), 9, seed=3)
-    found = tangent_features(module, parameters, inputs, coordinates, chunk=chunk)
+    found = tangent_features(module, parameters, inputs, coordinates)
     assert found.shape == (7, 9)
     module.eval()
     for column, k in enumerate(coordinates):
@@ -51,11 +52,12 @@ def test_features_are_derivatives_of_the_output(chunk: int | None) -> None:
 
 
 def test_features_of_a_linear_model_are_its_inputs() -> None:
-    """Reduction: the tangent of a linear model with one output is the input itself."""
+    """Reduction: the tangent of a linear model with one output is the input itself, normalised."""
     federation = two_moons()
-    module = nn.Linear(2, 1, bias=False)
-    tangent = convexify(federation, module, torch.ones(2), normalise=False)
-    np.testing.assert_allclose(tangent.train.inputs, federation.train.inputs, rtol=1e-6)
+    tangent = convexify(federation, nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)})
+    inputs = federation.train.inputs
+    size = np.sqrt(np.mean(np.sum(inputs**2, axis=1)))
+    np.testing.assert_allclose(tangent.train.inputs, inputs / size, rtol=1e-6)
     assert np.array_equal(tangent.train.targets, federation.train.targets)
     assert tangent.names == federation.names
 
@@ -77,8 +79,8 @@ def test_normalised_features_have_mean_squared_norm_one() -> None:
 
 
 def test_another_models_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match="parameters"):
-        convexify(two_moons(), network().float(), torch.zeros(7))
+    with pytest.raises(ValueError, match=r"parameters lack '3.weight' of shape \(3, 5\)"):
+        convexify(two_moons(), network(), dict(nn.Sequential(nn.Linear(2, 5)).named_parameters()))
 
 
 def test_train_convexify_train() -> None:

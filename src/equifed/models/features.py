@@ -8,6 +8,7 @@ subset of coordinates is kept (SCAFF-PD, Section 1.1 and Appendix F.1; Yu et al.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from equifed.contract.arrays import Index, Vector
+from equifed.contract.arrays import Index
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.models.checks import explain_inputs
-from equifed.models.flat import as_data, unflatten
+from equifed.models.flat import as_data
 
 FEW = 2
 """Samples of which features are made twice: with those beside them, and without."""
@@ -159,62 +160,44 @@ def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
 
 
 def tangent_features(
-    module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor, coordinates: Index,
-    chunk: int | None = None,
-) -> Tensor:  # fmt: skip
+    module: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor, coordinates: Index
+) -> Tensor:
     r"""Return :math:`\partial h(x_j; \theta) / \partial \theta_k` for samples j and coordinates k.
 
-    h is the sum of the outputs, :math:`\sum_k o_k(x_j; \theta)`. Gradients are taken sample by
-    sample in chunks (``torch.func``); of a chunk only the chosen coordinates are kept, so the full
-    Jacobian never exists.
-
-    Parameters
-    ----------
-    module : nn.Module
-        The network; evaluated without dropout.
-    parameters : dict of tensors
-        Where to linearise, by name.
-    inputs : Tensor, shape (samples, ...)
-    coordinates : array of int
-        Positions in the flattened parameters.
-    chunk : int, optional
-        Samples at a time; chosen from the model's size if not given.
+    h is the sum of the outputs, :math:`\sum_k o_k(x_j; \theta)`, without dropout. Gradients are
+    taken sample by sample in chunks (``torch.func``); of a chunk only the chosen coordinates,
+    positions in the flattened parameters, are kept, so the full Jacobian never exists.
     """
     names = [name for name, p in module.named_parameters() if p.requires_grad]
-    held = {name: parameters[name].detach().to(inputs.device) for name in names}
-    if chunk is None:
-        chunk = max(1, CHUNK_BYTES // sum(p.numel() * p.element_size() for p in held.values()))
-    wanted = torch.as_tensor(coordinates, device=inputs.device)
+    held = {name: parameters[name].detach() for name in names}
+    chunk = max(1, CHUNK_BYTES // sum(p.numel() * p.element_size() for p in held.values()))
     module = module.eval()
 
     def scalar(theta: dict[str, Tensor], sample: Tensor) -> Tensor:
         return functional_call(module, theta, (sample.unsqueeze(0),)).sum()  # type: ignore[no-any-return]
 
-    per_sample = vmap(grad(scalar), in_dims=(None, 0))
     rows = []
-    for a in range(0, len(inputs), chunk):
-        gradients = per_sample(held, inputs[a : a + chunk])
+    for part in torch.split(inputs, chunk):
+        gradients = vmap(grad(scalar), in_dims=(None, 0))(held, part)
         flat = torch.cat([gradients[name].flatten(1) for name in names], dim=1)
-        rows.append(flat[:, wanted].detach())
+        rows.append(flat[:, torch.as_tensor(coordinates)].detach())
     return torch.cat(rows)
 
 
 def convexify(
     federation: Federation,
     module: nn.Module,
-    x: Vector | dict[str, Tensor],
+    parameters: Mapping[str, Tensor],
     *,
     coordinates: int = 50_000,
     seed: int = 0,
-    normalise: bool = True,
-    device: str | torch.device = "cpu",
-    chunk: int | None = None,
 ) -> Federation:
     """Return the federation with tangent features of a trained network in place of its inputs.
 
     Train the model ``linear`` on it with the loss ``squared``: classes become one-hot vectors, and
     SCAFF-PD has its guarantees and its certificate. All splits are converted with the same
-    coordinates, in float32.
+    coordinates, in float32, and divided by the root of the mean squared norm on the training
+    samples, so that the problem's smoothness is of order one. (Ours: the paper does not say.)
 
     Parameters
     ----------
@@ -222,37 +205,28 @@ def convexify(
         The data the network was trained on.
     module : nn.Module
         The network's architecture.
-    x : Vector or dict of tensors
-        Its trained parameters: flat, or by name (``History.parameters``).
+    parameters : mapping of str to tensor
+        Its trained parameters (``History.parameters``).
     coordinates : int
         Features to keep, all if the network has fewer; the paper keeps 50,000.
     seed : int
         Of the choice of coordinates.
-    normalise : bool
-        Divide the features by the root of the mean squared norm on the training samples, so that
-        the problem's smoothness is of order one. (Ours: the paper does not say.)
-    device, chunk
-        Where, and how many samples at a time.
     """
-    module = module.to(device)
     shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
-    size = sum(shape.numel() for shape in shapes.values())
-    if not isinstance(x, dict):
-        if x.numel() != size:
+    for name, shape in shapes.items():
+        if name not in parameters or parameters[name].shape != shape:
             raise ValueError(
-                f"The vector has {x.numel()} parameters, the model {size}; give the model that was "
+                f"The parameters lack {name!r} of shape {tuple(shape)}; give the model that was "
                 "trained."
             )
-        x = unflatten(x, shapes)
+    size = sum(shape.numel() for shape in shapes.values())
     chosen = choose_coordinates(size, min(coordinates, size), seed)
-    dtype, made = next(iter(x.values())).dtype, {}
+    dtype, found = next(iter(parameters.values())).dtype, {}
     for label, split in federation.splits().items():
-        inputs = as_data(split.inputs, dtype, device)
-        made[label] = tangent_features(module, x, inputs, chosen, chunk).cpu().numpy()
-    found = {label: np.asarray(rows, dtype=np.float32) for label, rows in made.items()}
-    if normalise:
-        squares = np.sum(found["train"].astype(np.float64) ** 2, axis=-1)
-        factor = 1 / (np.sqrt(np.mean(squares)) or 1.0)
-        found = {label: np.asarray(rows * factor, np.float32) for label, rows in found.items()}
+        inputs = as_data(split.inputs, dtype, "cpu")
+        found[label] = tangent_features(module, parameters, inputs, chosen).float().numpy()
+    squares = np.sum(found["train"].astype(np.float64) ** 2, axis=-1)
+    factor = 1 / (np.sqrt(np.mean(squares)) or 1.0)
+    found = {label: np.asarray(rows * factor, np.float32) for label, rows in found.items()}
     about = f"{len(chosen)} of {size} tangent coordinates, seed {seed}"
     return _with_features(federation, found, "tangent", about)

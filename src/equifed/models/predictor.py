@@ -293,7 +293,6 @@ class Predictor:
             owners = [str(name) for name in client]
         else:
             title = None if self.preparation is None else self.preparation.client
-            rows = _read(rows)
             if title is None or not isinstance(rows, Columns) or title not in rows:
                 return None
             owners = [str(name) for name in rows[title]]
