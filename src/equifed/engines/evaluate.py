@@ -49,17 +49,13 @@ def gives_probabilities(loss: Any) -> bool:
 
 def check_metrics(metrics: Sequence[SampleMetric], classes: int | None, loss: Any) -> None:
     """Refuse metrics that these data, or this loss, do not have."""
-    kind = "classes" if classes is not None else "values"
+    have, lack = ("values to regress on", "classes") if classes is None else ("classes", "values")
     for metric in metrics:
-        if metric.task not in ("any", kind):
-            have, wants = (
-                ("values to regress on", "classes") if classes is None else ("classes", "values")
-            )
-            raise ValueError(f"The metric {metric.name} is about {wants}; these data have {have}.")
+        if metric.task == lack:
+            raise ValueError(f"The metric {metric.name} is about {lack}; these data have {have}.")
         if metric.needs == "probability" and classes is None:
             raise ValueError(
-                f"The metric {metric.name} needs probabilities of classes; these data have values "
-                "to regress on."
+                f"The metric {metric.name} needs probabilities of classes; these data have {have}."
             )
         if metric.needs == "probability" and not gives_probabilities(loss):
             name = getattr(base_loss(loss), "__name__", "of this model")

@@ -18,6 +18,7 @@ from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetri
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.data.split import Split
 from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients
 from equifed.engines.evaluate import FederationEvaluator, measure_scales
 from equifed.engines.ordered_sums import (
@@ -89,13 +90,7 @@ class InProcessClients(TorchClients):
         self._template, self._federation = copy_module(module), data
         self._curvature: list[Curvature | str] = []  # lists that subsets share once they are known
         self._origin: list[dict[str, Any]] = []
-        self._inputs = as_data(data.train.inputs, dtype, device)
-        if self._inputs.data_ptr() % ALIGNED and has_one_order(dtype, device):
-            self._inputs = self._inputs.clone()
-        self._targets = as_data(data.train.targets, dtype, device)
-        self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
-        self._refuse_infinite("inputs", self._inputs)
-        self._refuse_infinite("targets", self._targets)
+        self._hold(data.train, dtype, device)
         self._groups = group_clients(self._sizes)  # whose Hessians are summed together
         self.workspace = Workspace(MOST_BYTES)
         self.own = settle_own(module, loss, self._inputs.dim() - 1, own, own_steps, own_l2, l2)
@@ -113,6 +108,15 @@ class InProcessClients(TorchClients):
         start = self.model.flatten_all(module)[self.model.size :]
         self.own_rows = OwnRows(start.repeat(len(self.names), 1))
         self.offsets = choose_offsets(self.own, loss)
+
+    def _hold(self, train: Split, dtype: torch.dtype, device: torch.device) -> None:
+        self._inputs = as_data(train.inputs, dtype, device)
+        if self._inputs.data_ptr() % ALIGNED and has_one_order(dtype, device):
+            self._inputs = self._inputs.clone()
+        self._targets = as_data(train.targets, dtype, device)
+        self._offsets = np.asarray(train.offsets, dtype=np.int64)
+        self._refuse_infinite("inputs", self._inputs)
+        self._refuse_infinite("targets", self._targets)
 
     def _refuse_infinite(self, what: str, values: Tensor) -> None:
         """Refuse data that are finite, but not in the model's precision."""

@@ -135,9 +135,8 @@ class StackedClients(InProcessClients):
         # matrices that least squares remembers are in one place, which they may not.
         written_out = isinstance(rule, DenseLayersRule) and layer is None
         self.independent = written_out and self.model.device.type == "cpu"
-        self.least_squares = (
-            None if layer is None else LeastSquares(layer, self.model.l2, self._memory)
-        )
+        least = None if layer is None else LeastSquares(layer, self.model.l2, self._memory)
+        self.least_squares = least
 
     def worth_measuring(self) -> bool:
         """Tell whether another engine could be faster: no gradients of its own, data at hand."""
@@ -152,14 +151,14 @@ class StackedClients(InProcessClients):
         values = x.new_zeros(len(self.index))
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
+                blocks = self.supply(chunk, stream, batch_size).at(0)
                 if self.own is not None:  # every client has a model of its own
-                    blocks = self.supply(chunk, stream, batch_size).at(0)
-                    put_rows(values, chunk.places, self.rule.value(self.models(x, chunk), blocks))
-                    continue
-                total = self.model.penalty(x).expand(len(chunk))
-                for samples in self.supply(chunk, stream, batch_size).at(0):
-                    each = self._sample_losses(x, samples)
-                    total = total + (each * samples.weights).sum(dim=1)
+                    total = self.rule.value(self.models(x, chunk), blocks)
+                else:
+                    total = self.model.penalty(x).expand(len(chunk))
+                    for samples in blocks:
+                        each = self._sample_losses(x, samples)
+                        total = total + (each * samples.weights).sum(dim=1)
                 put_rows(values, chunk.places, total)
         self._book(down=1, up=0, losses=1)
         return self.require_finite(to_numpy(values), "loss")
