@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from equifed.algorithms.around import (
     Wrapper,
     WrapperState,
+    check_sizes,
     inner_state,
-    unwrap,
     with_inner_state,
 )
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector
@@ -91,9 +91,7 @@ class Accelerated(Wrapper):
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
         inner = self.algorithm.init(clients, x)
-        if not hasattr(inner_state(inner), "sizes"):
-            name = type(unwrap(self.algorithm)).__name__
-            raise ValueError(f"Accelerated is for SCAFF-PD with automatic steps, got {name}.")
+        check_sizes(inner, self.algorithm, "Accelerated")
         return State(inner)
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:

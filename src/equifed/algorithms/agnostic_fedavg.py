@@ -36,16 +36,12 @@ class AgnosticFedAvg(Federated):
     with :math:`u_i` after local steps from x, and :math:`L_i = f_i(x)` at that same x: unlike
     :class:`~equifed.algorithms.afl.AFL` here, both steps start from one point.
 
-    Our reading of what the paper states for domains that are spread over clients. It scales the
-    loss of domain p by :math:`\alpha_p = \lambda_p / N_p` with :math:`N_p` the samples of p in an
-    average round, divides a client's loss by :math:`\beta_i = \sum_p \alpha_p N_{ip}` and gives the
-    client the weight :math:`\beta_i`. With one domain per client the division leaves the client's
-    own mean loss; under uniform sampling :math:`N_i` is participation times the client's samples,
-    so :math:`\beta_i` is :math:`\lambda_i` up to a common factor, and no count needs estimating.
-    The paper divides the update by :math:`\sum_{i \in S} \beta_i`, which favours clients that
-    happen to be there without the heavy ones; here the factor is what makes its mean right.
-    The paper gives a domain that a round does not meet the loss 0, which would let its weight decay
-    for want of being asked; here it keeps its last loss (at first the mean of the others).
+    Our reading of what the paper states for domains that are spread over clients: with one domain
+    per client its weights :math:`\beta_i` are :math:`\lambda_i` up to a common factor. It divides
+    the update by their sum over S, which favours clients that happen to be there without the heavy
+    ones; here the factor is what makes its mean right. It gives a domain that a round does not meet
+    the loss 0, which would let its weight decay for want of being asked; here it keeps its last
+    loss (at first the mean of the others).
 
     Parameters
     ----------
@@ -55,10 +51,8 @@ class AgnosticFedAvg(Federated):
         gamma, in the inverse unit of the loss. The paper tunes it; the default is ours.
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
-    participation : float
-        Fraction of clients in a round.
-    server_lr : float
-        Step of the server.
+    participation, server_lr : float
+        Fraction of clients in a round; step of the server.
     dual : DualStep
         Entropic, as in the paper (exponentiated gradient), or Euclidean.
     patience : int

@@ -35,8 +35,7 @@ class Wrapper:
 
     def wrapped(self) -> Any:
         """Return it around the algorithm as training runs that."""
-        inner, this = self.algorithm, cast(Any, self)
-        return replace(this, algorithm=inner.wrapped()) if isinstance(inner, Wrappable) else this
+        return replace(cast(Any, self), algorithm=as_run(self.algorithm))
 
     def model(self, state: Any) -> Vector:
         """Return the algorithm's model."""
@@ -71,6 +70,11 @@ def change_core(algorithm: Any, change: Callable[[Any], Any]) -> Any:
     return replace(algorithm, algorithm=change_core(inner, change))
 
 
+def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """Return an algorithm as training runs it."""
+    return algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
+
+
 def inner_state(state: Any) -> Any:
     """Return the state of the algorithm inside all wrappers."""
     return inner_state(state.inner) if hasattr(state, "inner") else state
@@ -81,6 +85,16 @@ def with_inner_state(state: Any, inner: Any) -> Any:
     if not hasattr(state, "inner"):
         return inner
     return replace(state, inner=with_inner_state(state.inner, inner))
+
+
+def check_sizes(state: Any, algorithm: AnyAlgorithm, who: str) -> None:
+    """Refuse an algorithm without step sizes in its state."""
+    if not hasattr(inner_state(state), "sizes"):
+        name = type(unwrap(algorithm)).__name__
+        raise ValueError(
+            f"{who} looks at step sizes, and {name} has none in its state; it is for SCAFF-PD and "
+            "SCAFF-PD-IA."
+        )
 
 
 def change_state(state: Any, **changes: Any) -> Any:

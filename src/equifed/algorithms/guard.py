@@ -10,10 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from typing_extensions import override
 
-from equifed.algorithms.around import Wrapper, WrapperState, change_core, layers, unwrap
+from equifed.algorithms.around import Wrapper, WrapperState, as_run, change_core, layers, unwrap
 from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import bound_share, limit_shares
-from equifed.contract.algorithm import Wrappable
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
@@ -379,9 +378,7 @@ class Guarded(Wrapper):
     @override
     def wrapped(self) -> Any:
         """Return the algorithm as training runs it, with the guard inside all other wrappers."""
-        inner = self.algorithm
-        inner = inner.wrapped() if isinstance(inner, Wrappable) else inner
-        return change_core(inner, lambda core: Guarded(core, self.guard))
+        return change_core(as_run(self.algorithm), lambda core: Guarded(core, self.guard))
 
 
 def _tell(info: Info, clients: GuardedClients) -> Info:

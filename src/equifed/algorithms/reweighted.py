@@ -43,10 +43,8 @@ class Reweighted(Federated):
         Phi; one with a dual step or without.
     local : LocalSGD
         Local work.
-    participation : float
-        Fraction of clients in a round.
-    server_lr : float
-        Step of the server.
+    participation, server_lr : float
+        Fraction of clients in a round; step of the server.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
     """

@@ -12,6 +12,7 @@ from equifed.algorithms.around import (
     Wrapper,
     WrapperState,
     change_state,
+    check_sizes,
     inner_state,
     objective_at,
     unwrap,
@@ -111,11 +112,7 @@ class Safeguarded(Wrapper):
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
         inner = self.algorithm.init(clients, x)
-        if not hasattr(inner_state(inner), "sizes"):
-            raise ValueError(
-                f"Safeguarded halves step sizes, and {type(unwrap(self.algorithm)).__name__} has "
-                "none in its state; it is for SCAFF-PD and SCAFF-PD-IA."
-            )
+        check_sizes(inner, self.algorithm, "Safeguarded")
         return State(inner)
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:

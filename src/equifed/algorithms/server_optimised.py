@@ -12,12 +12,12 @@ from equifed.algorithms.around import (
     Certified,
     WeightedWrapper,
     WrapperState,
+    as_run,
     change_state,
     layers,
 )
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector
-from equifed.contract.algorithm import Wrappable
 
 Optimiser = Literal["momentum", "adagrad", "adam", "yogi"]
 
@@ -118,8 +118,7 @@ class ServerOptimised(WeightedWrapper):
 
     def wrapped(self) -> AnyAlgorithm:
         """Return it as training runs it: around the algorithm, inside safeguard and proofs."""
-        inner = self.algorithm
-        return self._into(inner.wrapped() if isinstance(inner, Wrappable) else inner)
+        return self._into(as_run(self.algorithm))
 
     @property
     def rate(self) -> float:

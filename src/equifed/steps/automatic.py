@@ -96,14 +96,11 @@ class AutoSteps:
     probe: int = 32
 
     def __post_init__(self) -> None:
-        if self.smoothness is not None and not self.smoothness > 0:
-            raise ValueError(f"smoothness must be positive, got {self.smoothness}.")
-        if not self.horizon > 0:
-            raise ValueError(f"horizon must be positive, got {self.horizon}.")
-        if not 0 < self.coupling < 1:
+        for name, value in vars(self).items():
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}.")
+        if not self.coupling < 1:
             raise ValueError(f"coupling must lie in (0, 1), got {self.coupling}.")
-        if self.probe < 1:
-            raise ValueError(f"probe must be at least 1, got {self.probe}.")
 
     def start(self, problem: Problem) -> AutoSizes:
         """Return the step sizes of the first round; may measure."""

@@ -96,12 +96,9 @@ def held_out(clients: Clients, x: Vector, stream: Stream) -> Losses:
         return clients.losses(x, stream.at("losses"))
     values = found[0].metrics["loss"]
     values = values if len(values) == len(clients.index) else values[clients.index]
-    missing = np.isnan(values)
-    return (
-        np.where(missing, clients.losses(x, stream.at("losses")), values)
-        if missing.any()
-        else (values)
-    )
+    if np.isnan(values).any():
+        return np.where(np.isnan(values), clients.losses(x, stream.at("losses")), values)
+    return values
 
 
 def adjust(weights: Weights, gap: Losses, step: float) -> Weights:
