@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -208,14 +208,6 @@ class Details:
     def group_names(self) -> list[str]:
         """Return the groups that clients have, sorted."""
         return sorted({name for c in self.clients if c is not None for name in c.groups})
-
-    def pool_calibration(self) -> Calibration | None:
-        """Return the calibration of all clients' samples together."""
-        known = [c.calibration for c in self.clients if c is not None and c.calibration is not None]
-        if not known:
-            return None
-        sums = [np.sum([astuple(one)[k] for one in known], axis=0).tolist() for k in range(3)]
-        return Calibration(*map(tuple, sums))
 
 
 def _drop_unknown(told: dict[str, Any]) -> dict[str, Any]:
