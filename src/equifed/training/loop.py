@@ -36,7 +36,7 @@ from equifed.training.play_round import (
     certify_round,
     play_round,
 )
-from equifed.training.tables import describe_run
+from equifed.training.tables import FORMAT, describe_value, package_versions
 from equifed.training.trackers import Callback, follow_by_default
 
 if TYPE_CHECKING:
@@ -119,9 +119,12 @@ def train(
             "metrics are measured on splits: name them in evaluate, as evaluate=['test']."
         )
     bar = follow_by_default(callbacks, progress)
-    settings: dict[str, Any] = {"rounds": rounds, "every": every, "give_out": give_out}
-    settings |= {} if x is None else {"start": "given"}
-    made_of = describe_run(algorithm, clients, seed, settings) | {"ran": events.show_algorithm(ran)}
+    made_of = {
+        "format": FORMAT, "versions": package_versions(), "seed": seed,
+        "algorithm": describe_value(algorithm), "rounds": rounds, "every": every,
+        "give_out": give_out, **({} if x is None else {"start": "given"}), **clients.origin(),
+        "ran": events.show_algorithm(ran),
+    }  # fmt: skip
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in rules))
     training = _Training(
         algorithm=ran, clients=clients, rounds=rounds, stream=Stream(seed), evaluate=evaluate,

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.arrays import Index, Losses, Weights, to_cell
-from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Details, Hits
 from equifed.metrics.metric import find_metric
 from equifed.training.files import Damaged, RunFolderError, read_json, read_toml, reading
@@ -330,18 +329,6 @@ def describe_value(value: Any) -> Any:
         return {"name": type(value).__name__, **describe_value(fields)}
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     return str(name)  # not repr: it may hold an address in memory
-
-
-def describe_run(algorithm: Any, clients: Clients, seed: int, settings: Any) -> dict[str, Any]:
-    """Return what a run was made of, as far as it is known here."""
-    return {
-        "format": FORMAT,
-        "versions": package_versions(),
-        "seed": seed,
-        "algorithm": describe_value(algorithm),
-        **describe_value(settings),
-        **clients.origin(),
-    }
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
