@@ -262,6 +262,15 @@ def read_table(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+USUAL: Table = {
+    "adult": {"seed": 0},
+    "dirichlet": {"equal_sizes": False},
+    "penguins": {"standardised": True},
+    "shakespeare": {"edition": "moby"},
+}
+"""Settings of version 0.2 that had this value where they were not given, and are gone."""
+
+
 def in_words_of_today(table: Any) -> Any:
     """Return the settings of a run of version 0.2 as this version has them; others as they are.
 
@@ -272,6 +281,8 @@ def in_words_of_today(table: Any) -> Any:
         return table
     gone = {"snapshot", "average", "mean_gradient", "multiplier", "hinge", "remember_on"}
     new = {k: in_words_of_today(v) for k, v in table.items() if k not in gone}
+    usual = USUAL.get(str(new.get("name")), {})
+    new = {k: v for k, v in new.items() if k not in usual or v != usual[k]}
     if new.get("name") == "remembering":
         return new["algorithm"]
     if "metric" in new and str(new.get("name")).startswith("scaff-pd"):
