@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
 from equifed.training.final_model import Kept
@@ -44,7 +44,7 @@ def tell_touches(
 ) -> Kept:
     """Tell what a guard did, once per client what it only saw, and who has led for long.
 
-    Returns what to keep.
+    Returns what to keep. Of two clients one has more than half as a rule, which says nothing.
     """
     seen = {event.get("client") for event in history.events if event["event"] == "watch"}
     for i, kind, reason in info.touches:
@@ -52,30 +52,14 @@ def tell_touches(
         if kind != "watch" or name not in seen:
             seen.add(name)
             tell(kind, r, reason, client=name)
-    kept, leader = follow_leader(kept, info.weights)
-    if leader is not None:
-        tell("watch", r, LEADS, client=history.names[leader])
-    return kept
-
-
-def follow_leader(kept: Kept, weights: Weights) -> tuple[Kept, int | None]:
-    """Return what to keep after a round, and who has led for long as of this round.
-
-    Of two clients one has more than half as a rule, which says nothing.
-
-    >>> kept, found = Kept(), []
-    >>> for _ in range(6):
-    ...     kept, leader = follow_leader(kept, np.array([0.1, 0.7, 0.2]))
-    ...     found.append(leader)
-    >>> found
-    [None, None, None, None, 1, None]
-    """
-    total = float(np.abs(weights).sum())
-    first = int(np.abs(weights).argmax())
-    if len(weights) < 3 or not abs(float(weights[first])) > 0.5 * total:
-        return replace(kept, leader=-1, leads=0), None
+    sizes = np.abs(info.weights)
+    first = int(sizes.argmax())
+    if len(sizes) < 3 or not sizes[first] > 0.5 * sizes.sum():
+        return replace(kept, leader=-1, leads=0)
     leads = kept.leads + 1 if kept.leader == first else 1
-    return replace(kept, leader=first, leads=leads), first if leads == ROUNDS else None
+    if leads == ROUNDS:
+        tell("watch", r, LEADS, client=history.names[first])
+    return replace(kept, leader=first, leads=leads)
 
 
 def tell_start(given: Any, algorithm: Any, clients: Clients) -> list[tuple[str, str]]:
