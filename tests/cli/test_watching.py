@@ -103,7 +103,8 @@ def test_examples_are_copied_and_nothing_is_replaced_unasked(tmp_path: Path) -> 
     again = equifed("init", "--examples", out)
     assert (again.exit_code, "already exists" in again.stderr) == (2, True)
     assert (out / "three-clients.toml").read_text() == "mine"
-    assert equifed("init", "--examples", out, "--overwrite").exit_code == 0
+    told = equifed("init", "--examples", out, "--overwrite", "--json")
+    assert set(json.loads(told.stdout)["examples"]) == {str(path) for path in out.iterdir()}
     assert (out / "three-clients.toml").read_bytes() == (source / "three-clients.toml").read_bytes()
     itself = equifed("init", "--examples", source)
     assert (itself.exit_code, "where the examples come from" in itself.stderr) == (2, True)

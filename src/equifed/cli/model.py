@@ -126,7 +126,11 @@ def personalise(
             "--client, --out and --personalised are for a new client's ROWS."
         )
     if rows is not None:
-        _fit_new_client(run, rows, client, out, personalised, trust)
+        written = _fit_new_client(run, rows, client, out, personalised, trust)
+        if json:
+            print_json({"run": str(run), "client": client, "out": str(written)})
+        else:
+            typer.echo(f"own part fitted: equifed predict {written} NEW.csv --trust", err=True)
         return
     found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
                 steps=steps, trust=trust)  # fmt: skip
@@ -144,7 +148,8 @@ def personalise(
 
 def _fit_new_client(
     run: Path, rows: Path, client: str | None, out: Path | None, personalised: bool, trust: bool
-) -> None:
+) -> Path:
+    """Write the model of a client that took no part in training, and return its folder."""
     from equifed.models.export import export as write
     from equifed.runs.load import load_predictor
 
@@ -154,7 +159,7 @@ def _fit_new_client(
         )
     predictor = load_predictor(run, personalised=personalised, trust=trust)
     write(predictor.for_new_client(rows, client=client), out, program=True)
-    typer.echo(f"own part fitted: equifed predict {out} NEW.csv --trust", err=True)
+    return out
 
 
 def evaluate(

@@ -68,7 +68,9 @@ def init(
         raise ValueError("Give a table (equifed init TABLE.csv), or --examples FOLDER.")
     if examples is not None:
         copied = copy_examples(examples, overwrite)
-        if not quiet:
+        if json:
+            print_json({"examples": list(map(str, copied))})
+        elif not quiet:
             typer.echo("\n".join(map(str, copied)))
         return
     if out.exists() and not overwrite:
