@@ -23,6 +23,7 @@ from equifed.objectives import (
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
+    LpDistance,
     RelativeFairness,
     SaddleObjective,
     Tilted,
@@ -169,6 +170,11 @@ def _value(
             return cp.sum(cp.hstack(reach)) / n, []
         case L2Distance():
             return _value(ChiSquare(objective.strength / n), losses, n)
+        case LpDistance():  # the conjugate of a power is a power
+            slack, level = cp.Variable(n, nonneg=True), cp.Variable()
+            away, s = losses - level + slack, objective.power / (objective.power - 1)
+            powers = objective.strength ** (1 - s) / s * cp.sum(cp.power(cp.abs(away), s))
+            return level + cp.sum(away) / n + powers, []
         case ChiSquare():
             return _chi_square(objective, losses, n)
     raise TypeError(f"no oracle for {objective!r}")

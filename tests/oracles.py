@@ -18,6 +18,7 @@ from equifed.objectives import (
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
+    LpDistance,
     Proportional,
     QFair,
     RelativeFairness,
@@ -187,6 +188,10 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             away = w - shares(objective.prior, n)
             penalty = cp.sum_squares(away) / 2
             return simplex, objective.strength * penalty
+        case LpDistance():
+            away = cp.abs(w - shares(objective.prior, n))
+            power = cp.sum(cp.power(away, objective.power)) / objective.power
+            return simplex, objective.strength * power
         case Tilted(tilt=0.0):
             return solver_parts(Average(objective.prior), w)
         case Tilted():

@@ -25,6 +25,7 @@ from equifed.objectives import (
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
+    LpDistance,
     RelativeFairness,
     SaddleObjective,
     Transport,
@@ -272,7 +273,7 @@ OBJECTIVES: dict[str, Draw] = {
     "KL": lambda draw, n: KL(10 ** draw.uniform(-1, 1)),
     "l1 distance": lambda draw, n: L1Distance(10 ** draw.uniform(-1, 0)),
     "l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 1)),
-    "weak l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 0)),
+    "lp distance": lambda draw, n: LpDistance(1.5, 10 ** draw.uniform(-1, 0)),
     "transport": _transport,
     "relative fairness, phi=0": lambda draw, n: RelativeFairness(
         0.0, CVaR(max(0.3, 1 / n)), CVaR(max(0.3, 1 / n))

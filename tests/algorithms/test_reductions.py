@@ -20,6 +20,8 @@ from equifed.algorithms import (
     RFedFair,
     Scaffold,
     ScaffPD,
+    drfa_by_theory,
+    rfedfair_by_theory,
     tilted_erm,
 )
 from equifed.contract.local import LocalSGD
@@ -79,6 +81,37 @@ def test_the_mean_over_draws_of_afl_is_the_step_of_all() -> None:
     everyone = rounds(AFL(work, 0.1, objective), clients, x, 1)[0].x.numpy()
     error = np.std(draws, axis=0) / np.sqrt(len(draws))
     assert (np.abs(np.mean(draws, axis=0) - everyone) < 4 * error).all()
+
+
+@pytest.mark.parametrize("convex", [True, False])
+def test_the_step_sizes_of_drfa_in_theory(convex: bool) -> None:
+    """Theorems 1 and 2 at T = 10^8, where the powers are whole numbers of tens."""
+    made = drfa_by_theory(10**8, 5.0, 25, convex=convex, objective=CVaR(0.5), batch_size=8)
+    assert made.local == LocalSGD(
+        lr=1 / (20 * 10**4) if convex else 1 / (20 * 10**6),
+        steps=20 if convex else 100,
+        batch_size=8,
+    )
+    assert made.dual_step == pytest.approx(1e-5 if convex else 1e-4)
+    assert (made.clients_per_round, made.objective) == (25, CVaR(0.5))
+    assert made.output == ("average" if convex else "last")
+
+
+@pytest.mark.parametrize("steps", [1, 5, 400])
+@pytest.mark.parametrize("drawn", [None, 4])
+def test_the_step_size_of_rfedfair_in_theory_is_the_largest_allowed(
+    steps: int, drawn: int | None
+) -> None:
+    made = rfedfair_by_theory(
+        3.0, 2.0, steps, tails=(0.5, 0.25, 1.0), smoothing=0.2, clients_per_round=drawn
+    )
+    big, kappa, k = (3.0 + (4 + 1) / 0.2) / 0.25, steps, drawn
+
+    def allowed(beta: float) -> bool:
+        first = beta <= 1 / (40 * big) if k is None else big * beta * (3 * kappa / k + 2) <= 1 / 20
+        return first and 6 * big**2 * beta**2 * (kappa - 1) ** 2 <= 1
+
+    assert allowed(made.local.lr * (1 - 1e-9)) and not allowed(made.local.lr * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])

@@ -14,6 +14,7 @@ from equifed.objectives import (
     CVaR,
     Entropic,
     L2Distance,
+    LpDistance,
     Proportional,
     QFair,
     SaddleObjective,
@@ -172,10 +173,50 @@ def test_proportional_fairness_beyond_its_floor_is_its_tangent():
     assert objective.value(far) == pytest.approx(-np.log(0.5) + 0.5 * 7.5 / 0.5)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("power", [1.05, 1.3, 2.0, 3.0, 12.0])
+@settings(deadline=None, max_examples=25)
+@given(losses=positive, point=positive, strength=exponents, step=exponents)
+def test_powers_of_a_distance_meet_the_conditions_of_optimality(
+    power, losses, point, strength, step
+):
+    """Some level nu: a client's pull less its price is nu, or below it at weight zero."""
+    objective = LpDistance(power, strength, (1, 2, 3, 4))
+    prior = objective.start(4)
+    for weights, pull, price in (
+        (objective.weights(losses), losses, strength),
+        (objective.prox(point, step), point, step * strength),
+    ):
+        own = pull - (weights if pull is point else 0.0)
+        # Intervals: the price of weights that are off by a few units in the last place.
+        low, high = (
+            own - price * np.sign(d) * np.abs(d) ** (power - 1)
+            for d in (weights - prior + 1e-14, weights - prior - 1e-14)
+        )
+        size = 1e-12 * (1 + np.abs(own).max() + price)
+        level = high[weights > 0].min()
+        assert low[weights > 0].max() <= level + size
+        assert (low[weights == 0] <= level + size).all()
+        assert weights.sum() == pytest.approx(1, abs=1e-12) and weights.min() >= 0
+
+
+@pytest.mark.long
+@given(losses=positive, point=positive)
+def test_the_second_power_of_a_distance_is_the_squared_distance(losses, point):
+    one, other = LpDistance(2.0, 0.7, (1, 2, 3, 4)), L2Distance(0.7, (1, 2, 3, 4))
+    assert np.allclose(one.weights(losses), other.weights(losses), rtol=0, atol=1e-14)
+    assert np.allclose(one.prox(point, 0.4), other.prox(point, 0.4), rtol=0, atol=1e-14)
+    assert one.penalty(other.weights(losses)) == pytest.approx(
+        other.penalty(other.weights(losses)), abs=1e-15
+    )
+    assert one.strong_convexity(4) == other.strong_convexity(4)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: L2Distance(0.0), "strength"),
+        (lambda: LpDistance(1.0, 1.0), "L1Distance"),
+        (lambda: LpDistance(2.0, 0.0), "strength"),
         (lambda: Proportional(0.0), "ceiling"),
         (lambda: Proportional(1.0, 2.0), "floor must lie between 0 and the ceiling"),
     ],

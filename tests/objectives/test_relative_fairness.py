@@ -90,6 +90,24 @@ def test_the_l1_norm_is_attained_by_a_vertex():
     assert RelativeFairness(0.4).l1_norm(5) == pytest.approx(1.4 / 0.6)
 
 
+@given(losses=numbers, phis=st.tuples(st.floats(0, 0.9), st.floats(0, 0.9)))
+def test_proposition_9_bounds_the_ratio_and_tightens_with_phi(losses, phis):
+    losses = np.abs(losses) + 0.1
+    bounds = []
+    for phi in sorted(phis):
+        objective = RelativeFairness(phi, CVaR(0.4), CVaR(0.3))
+        a, b = objective.extremes(losses)
+        ratio, low = (a @ losses) / (b @ losses), float(b @ losses)
+        lower, upper = objective.unfairness_bounds(losses, 0.5 * low, 2.0 * low)
+        assert lower <= ratio * (1 + 1e-12) and ratio <= upper * (1 + 1e-12)
+        exact = objective.unfairness_bounds(losses, low, low)
+        assert exact == pytest.approx((ratio, ratio))
+        bounds.append((lower, upper))
+    assert bounds[0][0] <= bounds[1][0] + 1e-12 and bounds[1][1] <= bounds[0][1] + 1e-12
+    with pytest.raises(ValueError, match="least"):
+        objective.unfairness_bounds(losses, 2.0 * low, 3.0 * low)
+
+
 def test_a_hundred_thousand_clients_are_split_exactly():
     rng = np.random.default_rng(1)
     objective = RelativeFairness(0.3, CVaR(0.2), CVaR(0.4))

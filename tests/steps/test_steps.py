@@ -67,6 +67,29 @@ def test_condition_5_2_holds() -> None:
     assert 1 / sizes.primal >= 12 * 3.0 + 2 * pi * 2.0
 
 
+@pytest.mark.parametrize("accuracy", [1e-1, 1e-3, 1e-6])
+@pytest.mark.parametrize("noise", [0.0, 0.3, 4.0])
+def test_condition_5_2_holds_with_noise(noise: float, accuracy: float) -> None:
+    """The noise left, (E.60) times mu, is within the accuracy; (E.50) still holds."""
+    given = {**THEORY, "dual_strong_convexity": 0.2}
+    sizes = LinearRateSteps(**given, noise=noise, accuracy=accuracy).start()
+    exact = LinearRateSteps(**given).start()
+    theta, mu, big, coupling = sizes.extrapolation, 0.5, 3.0, 2.0
+    left = 4 * (1 - theta) / theta * noise**2 / mu
+    assert left <= accuracy * (1 + 1e-6)
+    assert sizes == exact or left == pytest.approx(accuracy, rel=1e-6)  # no shorter than needed
+    assert theta >= exact.extrapolation
+    assert mu * sizes.primal >= 4 * (1 - theta) / theta * (1 - 1e-6)
+    assert 0.2 * sizes.dual >= (1 - theta) / theta * (1 - 1e-6)
+    pi = theta * sizes.dual * coupling  # (E.51) with c = 1
+    assert 1 / sizes.primal >= 12 * big + 2 * pi * coupling
+
+
+def test_noise_needs_an_accuracy() -> None:
+    with pytest.raises(ValueError, match="noise needs the accuracy"):
+        LinearRateSteps(**THEORY, dual_strong_convexity=0.2, noise=1.0)
+
+
 def problem_of(objective: RelativeFairness | WorstCase) -> Problem:
     clients = PROBLEMS["least squares"].clients()
     x = clients.initial(Stream(0))

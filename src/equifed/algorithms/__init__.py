@@ -23,6 +23,7 @@ from equifed.algorithms.shelf.feddyn import DRDM, FedDyn
 from equifed.algorithms.shelf.fedeba import FedEBA
 from equifed.algorithms.shelf.gradient_conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.shelf.local_work import Normalised, Paced
+from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.contract import AnyAlgorithm, Info
 from equifed.contract.algorithm import Algorithm
 from equifed.steps.automatic import with_measured_step
@@ -60,9 +61,11 @@ __all__ = [
     "ServerOptimised",
     "UPGrad",
     "client_weights",
+    "drfa_by_theory",
     "fedprox",
     "propfair",
     "qfedsgd",
+    "rfedfair_by_theory",
     "semi_vred",
     "tilted_erm",
     "with_measured_step",

@@ -10,7 +10,7 @@ from equifed.objectives.base import (
 )
 from equifed.objectives.chi_square import ChiSquare, SemiVariance, mean_variance
 from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase
-from equifed.objectives.distances import L1Distance, L2Distance
+from equifed.objectives.distances import L1Distance, L2Distance, LpDistance
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean, ProjectedGradient
 from equifed.objectives.excess import ExcessRisk
 from equifed.objectives.free_sums import Proportional, QFair
@@ -33,6 +33,7 @@ __all__ = [
     "IntegratedSet",
     "L1Distance",
     "L2Distance",
+    "LpDistance",
     "Objective",
     "PriorPenalty",
     "ProjectedGradient",

@@ -1,7 +1,8 @@
-"""Distances to a prior: absolute and squared."""
+"""Distances to a prior: absolute, squared, and to any power."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from typing_extensions import override
 from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.base import PriorPenalty, check_step, check_vector
 from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.projections import clipped_difference, piecewise_root
+from equifed.objectives.projections import clipped_difference, piecewise_root, power_roots
 
 
 @dataclass(frozen=True)
@@ -146,3 +147,128 @@ class L2Distance(PriorPenalty):
 
     def _chi_square(self, n: int) -> ChiSquare:
         return ChiSquare(self.strength / n, centre=self.prior)
+
+
+@dataclass(frozen=True)
+class LpDistance(PriorPenalty):
+    r"""Worst weighted loss, where weights pay a power of their distance from a prior p.
+
+    .. math:: \psi(w) = \frac{\tau}{r} \sum_i |w_i - p_i|^r, \qquad \Lambda = \Delta, \quad r > 1
+
+    the r-th power of the l_r distance, as DRFA's "l_p distance" is read here. ``power = 2`` is
+    ``L2Distance``. A power near 1 keeps the weights of most clients near the prior and moves a few
+    (as ``L1Distance`` does, for which it is a smooth stand-in); a large one moves all by about the
+    same amount. The penalty is tau (r - 1)-strongly convex on the simplex for r <= 2.
+
+    Parameters
+    ----------
+    power
+        r > 1.
+    strength
+        tau > 0.
+    prior
+        Positive numbers, one per client, normalised to sum one; None is uniform.
+
+    Examples
+    --------
+    >>> LpDistance(power=2.0, strength=4.0).weights(np.array([1.0, 2.0]))
+    array([0.375, 0.625])
+    >>> LpDistance(power=3.0, strength=4.0).weights(np.array([1.0, 1.5]))  # tau 0.25^2 = 0.25
+    array([0.25, 0.75])
+
+    References
+    ----------
+    DRFA Section 5 ("l_p distance"), with g = -psi in (5).
+    """
+
+    power: float
+    strength: float = 1.0
+    prior: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 < self.power < np.inf:
+            raise ValueError(
+                f"LpDistance power must be a finite number > 1, got {self.power}; for 1 use "
+                "L1Distance."
+            )
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        losses = check_vector(losses, "losses")
+        q, prior = 1.0 / (self.power - 1.0), self.start(losses.size)
+
+        def reply(pull: Weights) -> Weights:  # tau |d|^(r-1) = |pull|
+            return np.copysign(np.minimum(np.abs(pull) / self.strength, 1.0) ** q, pull)
+
+        with np.errstate(over="ignore"):
+            return _balance(reply, losses.max() - losses, prior, reach=self.strength)
+
+    @override
+    def penalty(self, weights: Weights) -> float:
+        weights = check_vector(weights, "weights")
+        away = np.abs(weights - self.start(weights.size))
+        return self.strength / self.power * float((away**self.power).sum())
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        point = check_vector(point, "point")
+        q, prior = 1.0 / (self.power - 1.0), self.start(point.size)
+        price, ones = check_step(step) * self.strength, np.ones(point.size)
+
+        def reply(pull: Weights) -> Weights:  # |d| + s tau |d|^(r-1) = |pull|
+            return np.copysign(power_roots(np.abs(pull), price, ones, q), pull)
+
+        with np.errstate(over="ignore"):
+            away = point - prior
+            return _balance(reply, away.max() - away, prior, reach=1.0 + price)
+
+    @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        away = weights - self.start(weights.size)
+        return np.asarray(self.strength * np.copysign(np.abs(away) ** (self.power - 1.0), away))
+
+    @override
+    def strong_convexity(self, n: int) -> float:
+        # tau (r - 1) |w - p|^(r - 2) with |w - p| <= 1
+        return self.strength * (self.power - 1.0) if self.power <= 2 else 0.0
+
+
+def _balance(
+    reply: Callable[[Weights], Weights], behind: Weights, prior: Weights, reach: float
+) -> Weights:
+    """Return w_i = max(0, prior_i + reply(theta - behind_i)) for the theta at which they sum to 1.
+
+    ``reply`` says how far each client is from its prior when it is pulled so hard: odd and
+    nondecreasing. ``behind`` is >= 0 and 0 for the first client; theta lies in [0, reach]. A reply
+    may be steep at zero, so theta is searched as a distance from the nearest ``behind``: there the
+    differences that matter are exact.
+    """
+
+    def spread(anchor: float, further: float) -> Weights:
+        pull = np.clip(anchor - behind, -2.0 * reach, reach) + further
+        return np.asarray(np.maximum(prior + reply(pull), 0.0))
+
+    def enough(anchor: float, further: float) -> bool:
+        return bool(spread(anchor, further).sum() >= 1.0)
+
+    ladder = np.unique(np.r_[behind[behind < reach], reach])
+    low, high = 0, ladder.size - 1  # enough at the last, by the choice of reach
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(ladder[middle], 0.0) else (middle, high)
+    if low == 0 and enough(0.0, 0.0):
+        return spread(0.0, 0.0)
+    half = 0.5 * (ladder[high] - ladder[low])
+    from_above = not enough(ladder[low], half)
+    anchor, sign = (ladder[high], -1.0) if from_above else (ladder[low], 1.0)
+    # theta = anchor + sign * a length
+    near, far, length = 1e-300, half, half
+    while True:  # bisection, by ratios until the ends are within a factor of two
+        length = float(np.sqrt(near) * np.sqrt(far)) if far > 2.0 * near else 0.5 * (near + far)
+        if not near < length < far:
+            break
+        beyond = enough(anchor, sign * length) != from_above
+        near, far = (near, length) if beyond else (length, far)
+    both = [spread(anchor, sign * length) for length in (near, far)]
+    return min(both, key=lambda w: abs(w.sum() - 1.0))

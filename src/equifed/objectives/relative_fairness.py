@@ -137,6 +137,30 @@ class RelativeFairness(Adapted):
         losses = join_ties(check_vector(losses, "losses"), within)
         return self.upper.weights(losses), self.lower.weights(-losses)
 
+    def unfairness_bounds(self, losses: Losses, least: float, most: float) -> tuple[float, float]:
+        r"""Return bounds on the relative unfairness max_A / min_B from the discrepancy alone.
+
+        .. math:: \varphi + \frac{D}{M} \le \frac{\max_A}{\min_B} \le \varphi + \frac{D}{m},
+            \qquad D = \max_A - \varphi \min_B
+
+        for :math:`m \le \min_B \le M` (Proposition 9 of the paper). The lower bound does not fall
+        with phi and the upper one does not rise: a larger phi ties the difference, which training
+        minimises, closer to the ratio.
+
+        >>> objective = RelativeFairness(phi=0.5)
+        >>> objective.unfairness_bounds(np.array([2.0, 3.0, 6.0]), least=1.0, most=4.0)
+        (1.75, 5.5)
+        """
+        a, b = self.extremes(losses)
+        high, low = float(a @ losses), float(b @ losses)
+        if high < 0 or not 0 < least <= low <= most:
+            raise ValueError(
+                f"the bounds need 0 < least <= {low:g} <= most and losses >= 0 over A, got least "
+                f"{least:g}, most {most:g} and {high:g} over A."
+            )
+        gap = high - self.phi * low
+        return self.phi + gap / most, self.phi + gap / least
+
     def split(self, weights: Weights) -> tuple[Weights, Weights]:
         """Return a in A and b in B with weights = (a - phi b) / (1 - phi).
 

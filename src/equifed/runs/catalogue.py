@@ -286,6 +286,8 @@ OBJECTIVES = {
         "worst case minus an l1 distance", "Deng et al. 2020"),
     "l2-distance": Entry("equifed.objectives:L2Distance",
         "worst case minus an l2 distance", "Deng et al. 2020"),
+    "lp-distance": Entry("equifed.objectives:LpDistance",
+        "worst case minus a power of a distance", "Deng et al. 2020"),
     "transport": Entry("equifed.objectives:Transport",
         "worst case minus a transport cost", "Deng et al. 2020"),
     "heterogeneous-cvar": Entry("equifed.objectives:HeterogeneousCVaR",

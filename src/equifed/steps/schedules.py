@@ -144,7 +144,7 @@ class _Theory:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
+            if value is not None and not (value > 0 or (name == "noise" and value == 0)):
                 raise ValueError(f"{name} must be positive, got {value}.")
 
     def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
@@ -218,21 +218,45 @@ class LinearRateSteps(_Theory):
     with :math:`\kappa = L/\mu` and the paper's constant C set to 1, the smallest its inequality
     (E.52) allows. Linear convergence, with the constants of a proof.
 
+    Minibatches leave noise, :math:`E|g_i - \nabla f_i|^2 \le \zeta^2`. For
+    :math:`E\,\mu |x - x^\star|^2 \le \epsilon` the condition's other branch is
+
+    .. math:: \omega \ge 1 + 4 \zeta^2 / (\mu\epsilon)
+              \quad\Leftrightarrow\quad 4\,\frac{1 - \theta}{\theta}\,\frac{\zeta^2}{\mu}
+              \le \epsilon
+
+    which is (E.64), with its constant C set to 1; the larger :math:`\omega` is taken. (The paper
+    prints :math:`\zeta^2/\mu` and :math:`\zeta^2/\mu^2`, for :math:`\mu|x - x^\star|^2` and for
+    :math:`|x - x^\star|^2`.)
+
     Parameters
     ----------
     smoothness, strong_convexity, coupling, local_steps
         As for :class:`AcceleratedSteps`.
     dual_strong_convexity : float
         mu_lambda, of the penalty: rho N for chi-square.
+    noise : float
+        zeta, of the clients' gradients; 0 for full ones.
+    accuracy : float, optional
+        epsilon, wanted of mu times the squared distance; needed where there is noise.
     """
 
     dual_strong_convexity: float
+    noise: float = 0.0
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise and self.accuracy is None:
+            raise ValueError("noise needs the accuracy that is wanted; there is none without it.")
 
     def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
         mu, mu_dual = self.strong_convexity, self.dual_strong_convexity
         half = 0.5 + 24 * self.smoothness / mu
         omega = half + math.sqrt(half**2 + 16 * self.coupling**2 / (mu * mu_dual))
+        if self.accuracy is not None:
+            omega = max(omega, 1 + 4 * self.noise**2 / (mu * self.accuracy))  # (E.64)
         ratio = 1 / (omega - 1)  # (1 - theta) / theta
         tau = 4 * ratio / mu
         return StepSizes(tau, ratio / mu_dual, 1 - 1 / omega, tau / self.local_steps)
