@@ -71,6 +71,19 @@ def test_predictions_are_those_in_process_row_by_row(run: Path, tmp_path: Path) 
     assert (found["prediction"] == np.array(["no", "yes"])[wanted.argmax(axis=1)]).all()
 
 
+def test_kept_columns_come_first_and_no_spreadsheet_computes_them(
+    run: Path, tmp_path: Path
+) -> None:
+    rows = pd.read_csv(run / "rows.csv").assign(note="=1+1", shift="-2.5")
+    rows.loc[0, "note"] = None
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    plain = equifed("predict", run / "out", tmp_path / "rows.csv").stdout.splitlines()
+    kept = equifed("predict", run / "out", tmp_path / "rows.csv", "--keep").stdout.splitlines()
+    assert kept[0] == ",".join([*rows, plain[0]])
+    assert kept[1].endswith(",,-2.5," + plain[1])
+    assert all(k.endswith(",'=1+1,-2.5," + p) for k, p in zip(kept[2:], plain[2:], strict=True))
+
+
 def test_the_target_need_not_be_there(run: Path, tmp_path: Path) -> None:
     rows = pd.read_csv(run / "rows.csv").drop(columns=["ill", "site"]).assign(note="x")
     rows.to_csv(tmp_path / "rows.csv", index=False)

@@ -52,7 +52,7 @@ def test_init_says_what_it_left_out_and_why(tmp_path: Path) -> None:
     )
     assert set(told["left_out"]) == {"record", "unit", "admitted"}
     text = out.read_text()
-    for word in ("identifier", "constant", "dates", "401 gaps"):
+    for word in ("identifier", "constant", "dates", '# time = "admitted"', "401 gaps"):
         assert word in text or word == "401 gaps"
     data = RunConfig.read(out).data
     assert Path(data["path"]).samefile(path)

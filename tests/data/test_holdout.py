@@ -1,13 +1,16 @@
-"""What is held out does not leak: groups stay whole, duplicates are named."""
+"""What is held out does not leak: groups stay whole, later stays later, duplicates are named."""
+
+import datetime
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equifed.data import DataError, DataWarning, Federation, Holdout
-from equifed.data.columns import group_rows
-from equifed.data.split import divide_at_random, divide_groups
+from equifed.data.columns import group_rows, read_moments
+from equifed.data.split import divide_at_random, divide_by_time, divide_groups
 from equifed.data.table import TableRequest
 from equifed.flower.site_table import SiteTable
 
@@ -53,6 +56,29 @@ def test_groups_that_several_clients_share_meet_the_fractions_too():
     assert all(len(set(part[4 * k : 4 * k + 4])) == 1 for k in range(100))
 
 
+@some
+@given(visits())
+def test_later_splits_are_later(given_visits):
+    clients, times, holdout = given_visits
+    owners, moments = group_rows(clients), np.array(times, dtype=float)
+    part = divide_by_time(owners, moments, holdout)
+    order = {"train": 0, "validation": 1, "test": 2}
+    for rows in owners.values():
+        assert "train" in part[rows]
+        for one in rows:
+            for two in rows:
+                if order[part[one]] < order[part[two]]:
+                    assert moments[one] < moments[two]
+        if len(np.unique(moments[rows])) == len(rows):
+            held = [np.sum(part[rows] == label) for label in ("validation", "test")]
+            assert held == [*holdout.counts(len(rows))]
+
+
+def test_fractions_by_time_are_met():
+    part = divide_by_time({"a": np.arange(100)}, np.arange(100.0), Holdout(0.2, 0.2))
+    assert part.tolist() == ["train"] * 60 + ["validation"] * 20 + ["test"] * 20
+
+
 @pytest.mark.long
 @some
 @given(visits())
@@ -70,20 +96,43 @@ def test_rows_drawn_by_table_are_those_drawn_by_federation(given_visits):
     assert np.sum(part == "train") == len(direct.train)
 
 
+FORMS = {
+    "ISO": ["2024-01-02", "2023-12-31", "2024-01-02T10:00"],
+    "days": [datetime.date(2024, 1, 2), datetime.date(2023, 12, 31), datetime.date(2024, 1, 3)],
+    "pandas": pd.to_datetime(["2024-01-02", "2023-12-31", "2024-01-03"]).to_list(),
+    "numpy": list(np.array(["2024-01-02", "2023-12-31", "2024-01-03"], dtype="datetime64[ns]")),
+    "zones": ["2024-01-02T00:30+01:00", "2024-01-01T23:00Z", "2024-01-02"],
+    "years": ["2024", "2023", 2025.5],
+}
+
+
+@pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
+def test_times_are_read_in_their_order(values):
+    assert np.argsort(read_moments("t", values)).tolist() == [1, 0, 2]
+
+
+def test_dates_of_unknown_order_are_refused():
+    with pytest.raises(DataError, match="'t' holds '03/04/2024', which is no number and no date"):
+        read_moments("t", ["03/04/2024"])
+
+
 VISITS = {
     "site": ["n"] * 10 + ["s"] * 10,
     "patient": [k // 2 for k in range(20)],
+    "day": [*range(10), *range(10)],
     "x": [float(k) for k in range(20)],
     "y": ["u", "v"] * 10,
 }
 
 
-def test_a_table_keeps_its_patients():
+def test_a_table_keeps_its_patients_and_its_order():
     fed = Federation.from_table(VISITS, "site", "y", features=["x"], group="patient", test=0.4)
     assert fed.test.sizes.tolist() == [4, 4]
     centre, scale = fed.preparation.columns[0].centre, fed.preparation.columns[0].scale
     held = np.round(fed.test.inputs.ravel() * scale + centre).astype(int)
     assert sorted(held // 2 * 2) == sorted([*held[held % 2 == 0]] * 2)
+    fed = Federation.from_table(VISITS, "site", "y", features=["x"], time="day", test=0.3)
+    assert fed.preparation.columns[0].centre == np.mean([*range(7), *range(10, 17)])
 
 
 def test_held_out_rows_change_nothing_that_is_fitted():
@@ -105,6 +154,7 @@ def test_rows_that_are_in_both_are_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"group": "patient", "time": "day", "test": 0.2}, "both at once"),
         ({"group": "patient"}, "give test= a fraction"),
         ({"split": "part", "test": 0.2}, "leave out the test"),
         ({"split": "part", "group": "patient"}, "Group '0' of column 'patient' has rows in sev"),

@@ -290,10 +290,9 @@ def test_a_cell_is_cleaned_once(monkeypatch):
 
 
 def test_a_list_in_a_held_out_cell_is_refused():
-    table = {"site": ["n"] * 4, "x": [1, 2, 3, [4]], "y": ["a", "b"] * 2}
-    table["part"] = ["train"] * 3 + ["test"]
+    table = {"site": ["n"] * 4, "x": [1, 2, 3, [4]], "y": ["a", "b"] * 2, "t": [1, 2, 3, 4]}
     with pytest.raises(DataError, match=r"'n': column 'x' is not numeric \(it has '\[4\]'"):
-        Federation.from_table(table, "site", "y", features=["x"], split="part")
+        Federation.from_table(table, "site", "y", features=["x"], time="t", test=0.25)
 
 
 def test_numbers_and_dates_in_one_column_are_refused():

@@ -42,6 +42,9 @@ def predict(
         Path | None, typer.Option(help="CSV file to write; standard output by default.")
     ] = None,
     client: Client = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Put the columns of the table before the predictions.")
+    ] = False,
     personalised: Personalised = False,
     trust: Trust = False,
 ) -> None:
@@ -57,15 +60,28 @@ def predict(
     for sentence in find_strangers(predictor, table, client):
         typer.echo(f"equifed: warning: {sentence}", err=True)
     columns = _predict_columns(predictor, table, client)
+    if keep:
+        twice = [name for name in columns if name in table]
+        if twice:
+            raise ValueError(f"The table has a column {twice[0]!r} already; leave out --keep.")
+        columns = {**table, **columns}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
+    writer.writerow(map(_write_cell, columns))
+    writer.writerows(map(_write_cell, row) for row in zip(*columns.values(), strict=True))
     if out is None:
         typer.echo(text.getvalue(), nl=False)
         return
     out.write_text(text.getvalue(), encoding="utf-8")
     typer.echo(f"{len(next(iter(columns.values())))} predictions: {out}", err=True)
+
+
+def _write_cell(value: Any) -> Any:
+    """Return a text that is no number as a cell that no spreadsheet computes."""
+    from equifed.contract.arrays import to_cell
+    from equifed.data.columns import to_numbers
+
+    return to_cell(value) if isinstance(value, str) and to_numbers([value]) is None else value
 
 
 def _predict_columns(

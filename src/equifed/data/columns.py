@@ -233,6 +233,27 @@ def is_date(value: Any) -> bool:
     return isinstance(value, datetime.date | np.datetime64)
 
 
+def read_moments(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return numbers, dates or ISO texts, none of them missing, as numbers that rise with time.
+
+    >>> read_moments("day", ["2024-01-02", "2024-01-01"]).tolist()
+    [1704153600.0, 1704067200.0]
+    """
+    numbers = to_numbers(values)
+    return numbers if numbers is not None else np.array([_read_moment(name, v) for v in values])
+
+
+def _read_moment(name: str, value: Any) -> float:
+    try:
+        moment = datetime.datetime.fromisoformat(str(value))
+    except ValueError:
+        raise DataError(
+            f"Column {name!r} holds {str(value)!r:.60}, which is no number and no date like "
+            "2024-05-31; convert it (pandas.to_datetime)."
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+
+
 def name_category(value: Any) -> str:
     """Return the text that tells a category, the same for a CSV file and a data frame.
 

@@ -177,6 +177,7 @@ class Federation:
         validation: float = 0.0,
         seed: int = 0,
         group: str | None = None,
+        time: str | None = None,
         split: str | None = None,
         groups: str | None = None,
         task: Literal["classification", "regression"] | None = None,
@@ -211,6 +212,8 @@ class Federation:
             Fractions of every client's rows to hold out, drawn with ``seed``.
         group : str, optional
             Column whose rows of one value (a patient) stay in one split.
+        time : str, optional
+            Column with numbers or ISO dates: a client's held-out rows are later than its others.
         split : str, optional
             Column with ``train``, ``validation`` or ``test``, in place of fractions.
         groups : str, optional
@@ -238,7 +241,7 @@ class Federation:
 
         wanted = (features,) if isinstance(features, str) else features
         coded: Any = categorical
-        named = {"split": split, "group": group, "groups": groups}
+        named = {"split": split, "group": group, "time": time, "groups": groups}
         request = TableRequest(
             str(client), str(target), None if wanted is None else tuple(wanted),
             **{k: None if column is None else str(column) for k, column in named.items()},

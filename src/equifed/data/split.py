@@ -363,6 +363,28 @@ def _place_groups(
     return places
 
 
+def divide_by_time(
+    owners: Mapping[str, Rows], moments: NDArray[np.float64], holdout: Holdout
+) -> Labels:
+    """Return the split of every row: a client's last rows are for test, those before validation.
+
+    Rows of one moment stay together; the fractions are met as nearly as that allows.
+    """
+    part = np.full(len(moments), "train", dtype="U10")
+    for rows in owners.values():
+        order = rows[np.argsort(moments[rows], kind="stable")]
+        cuts = np.flatnonzero(np.diff(moments[order]) > 0) + 1  # first row of each later moment
+        validation, test = holdout.counts(len(order))
+        end = wanted = len(order)
+        for label, count in (("test", test), ("validation", validation)):
+            wanted -= count
+            if count and len(cuts):
+                start = int(cuts[np.abs(cuts - wanted).argmin()])
+                part[order[start:end]] = label
+                end, cuts = start, cuts[cuts < start]
+    return part
+
+
 # -- small parts ----------------------------------------------------------------------------------
 
 

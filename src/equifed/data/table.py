@@ -19,6 +19,7 @@ from equifed.data.columns import (
     group_rows,
     naming,
     read_columns,
+    read_moments,
     refuse_absent,
 )
 from equifed.data.fit import ask_kinds, combine_targets, describe_target, fit_preparation
@@ -32,6 +33,7 @@ from equifed.data.split import (
     Rows,
     check_task,
     divide_at_random,
+    divide_by_time,
     divide_groups,
     list_owners,
     refuse,
@@ -52,6 +54,7 @@ class TableRequest:
     features: tuple[str, ...] | None = None
     split: str | None = None
     group: str | None = None
+    time: str | None = None
     task: str | None = None
     classes: int | None = None
     holdout: Holdout = field(default_factory=Holdout)
@@ -60,18 +63,20 @@ class TableRequest:
 
     def __post_init__(self) -> None:
         check_task(self.task, self.classes)
-        held = self.holdout.wanted
+        split, held = self.split is not None, self.holdout.wanted
         refuse_any(
-            (self.split is not None and held, f"Column {self.split!r} says which split a row is "
-             "in; leave out the test and validation fractions, or that column."),
-            (self.group is not None and self.split is None and not held, "group= tells how to hold "
+            (split and (held or self.time), f"Column {self.split!r} says which split a row is in; "
+             "leave out the test and validation fractions and time, or that column."),
+            (self.group and self.time, "group= keeps groups whole and time= holds out the latest "
+             "rows: both at once cannot be kept; give one of them, or a column with the splits."),
+            ((self.group or self.time) and not (split or held), "group= and time= tell how to hold "
              "out rows; give test= a fraction."),
         )  # fmt: skip
 
     @property
     def dividing(self) -> list[str]:
         """Columns that tell how rows are divided."""
-        return [c for c in (self.split, self.group) if c is not None]
+        return [c for c in (self.split, self.group, self.time) if c is not None]
 
 
 def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]:
@@ -173,10 +178,13 @@ def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequ
     """Return the split that each row belongs to."""
     group, split = request.group, request.split
     groups = {} if group is None else group_rows(columns[group], "The groups")
-    if split is None:
-        if group is None:
-            return divide_at_random(owners, request.holdout)
+    if split is None and group is not None:
         return divide_groups(owners, groups, request.holdout)
+    if request.time is not None:
+        moments = read_moments(request.time, columns[request.time])
+        return divide_by_time(owners, moments, request.holdout)
+    if split is None:
+        return divide_at_random(owners, request.holdout)
     part = np.array([str(v) for v in columns[split]])
     refuse(
         sorted(set(part.tolist()) - {"train", "validation", "test"}),
@@ -193,7 +201,7 @@ def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequ
 
 
 def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
-    """Name the clients with rows enough, but none held out: groups that are too large."""
+    """Name the clients with rows enough, but none held out: too large groups or times."""
     lacking = {
         label: [
             name
@@ -203,8 +211,8 @@ def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) ->
         for k, label in enumerate(("validation", "test"))
     }
     return [
-        f"client(s) {_shorten(names)} have no {label} rows: their rows of one group are too many "
-        "to hold some out"
+        f"client(s) {_shorten(names)} have no {label} rows: their rows of one group or one "
+        "time are too many to hold some out"
         for label, names in lacking.items()
         if names
     ]

@@ -108,6 +108,7 @@ def table(
     features: tuple[str, ...] | None = None,
     split: str | None = None,
     group: str | None = None,
+    time: str | None = None,
     groups: str | None = None,
     task: Literal["classification", "regression"] | None = None,
     classes: int | None = None,
@@ -129,6 +130,8 @@ def table(
         Column with ``train``, ``validation`` or ``test``, in place of held-out fractions.
     group : str, optional
         Column whose rows of one value (a patient) stay in one split.
+    time : str, optional
+        Column with numbers or ISO dates: a client's held-out rows are later than its others.
     groups : str, optional
         Column by whose values (a sex, an age band) metrics inside clients are told, too; it keeps
         no rows together, ``group`` does.
@@ -144,7 +147,7 @@ def table(
         Fractions of every client's rows to hold out, before anything is fitted.
     """
     return Federation.from_table(
-        path, client, target, features=features, split=split, group=group,
+        path, client, target, features=features, split=split, group=group, time=time,
         groups=groups, task=task, classes=classes, dtype=dtype,
         **asdict(prepare), **asdict(holdout),
     )  # fmt: skip

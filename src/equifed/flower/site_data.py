@@ -29,7 +29,7 @@ class TableSettings:
     features : tuple of str, optional
         Columns to predict from, matched by name. Without it, all columns but those named here, and
         every site must have the same in the same order.
-    split, group, groups, task, classes, dtype
+    split, group, time, groups, task, classes, dtype
         As for :meth:`equifed.Federation.from_table`.
     class_names : tuple of str, optional
         All classes in order; a site with another label is refused. By default the labels of all
@@ -47,6 +47,7 @@ class TableSettings:
     features: tuple[str, ...] | None = None
     split: str | None = None
     group: str | None = None
+    time: str | None = None
     groups: str | None = None
     task: Literal["classification", "regression"] | None = None
     classes: int | None = None
@@ -75,7 +76,7 @@ class TableSettings:
     def to_request(self) -> TableRequest:
         """Return what a table is asked for."""
         wanted = None if self.features is None else tuple(self.features)
-        columns = self.client, self.target, wanted, self.split, self.group
+        columns = self.client, self.target, wanted, self.split, self.group, self.time
         target = self.task, self.classes
         return TableRequest(*columns, *target, self.holdout, self.prepare, self.groups)
 

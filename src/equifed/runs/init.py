@@ -123,13 +123,17 @@ def write_first_config(guess: Guess, table: Path, out: Path) -> str:
 
 
 def _describe_columns(guess: Guess) -> Iterator[str]:
-    """Return what else there is to say about columns: those left out, groups."""
+    """Return what else there is to say about columns: those left out, groups, dates."""
     if guess.left_out:
         yield "# Left out, because each of them seems to be no feature:"
     for name, reason in guess.left_out.items():
         yield _comment(f"{name}: {reason}")
     for group in guess.groups[:1]:
         yield f"group = {write_toml(group)}    # all rows of one {group} stay in one split"
+    for date in [n for n, reason in guess.left_out.items() if reason.startswith("dates")][:1]:
+        instead = "; in place of group" if guess.groups else ""
+        hint = f"# hold out every client's latest rows, not random ones{instead}"
+        yield f"# time = {write_toml(date)}    {hint}"
 
 
 def _relative(table: Path, out: Path) -> str:
