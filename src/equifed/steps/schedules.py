@@ -26,6 +26,7 @@ class StepSizes:
     local: float | None = None  # eta, of the local steps; None leaves it to the local work
     gamma: float | None = None  # sigma / tau, which the accelerated schedules remember
     rate: float | None = None  # how fast gamma grows
+    round: int = 0  # rounds before this one, for a schedule that counts them
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes for the round's record."""
