@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.flower.client import make_client_app
-from equifed.flower.deadlines import Deadlines
+from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import gather
 from equifed.flower.messenger import HiddenSums
 from equifed.flower.server import FlowerClients

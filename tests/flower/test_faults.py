@@ -32,10 +32,10 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+from equifed.flower.app import RoundLog
 from equifed.flower.client import make_client_app
-from equifed.flower.deadlines import Deadlines
+from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import Hello
-from equifed.flower.round_log import RoundLog
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.wire import PACK_LIMIT, Reply, Request, WireError
 from equifed.objectives import ChiSquare

@@ -26,14 +26,13 @@ from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
-from equifed.flower.app import run_federation, run_leave_one_out
+from equifed.flower.app import run_federation, welcome
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.client import make_client_app
-from equifed.flower.hello import StartError
+from equifed.flower.handshake import StartError
 from equifed.flower.memory import Memory, find_memories
 from equifed.flower.results import digest
 from equifed.flower.site_table import SiteTable
-from equifed.flower.welcome import welcome
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.models import architectures
 from equifed.runs.load import load_predictor
@@ -408,7 +407,7 @@ def test_sites_get_the_shared_part_with_their_own(steps: str, tmp_path: Path) ->
     about = FederationSettings(
         4, deadlines=QUICK, do="welcome", start=str(tmp_path / "run"), site="West"
     )
-    found = welcome(grid, about, lambda line: None)
+    found = welcome(grid, about)
     shared, pooled = history.parameters["1.weight"], pool(tmp_path)
     for who, folder in folders.items():
         (delivered,) = folder.iterdir()
@@ -466,41 +465,6 @@ def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
         (sent,) = grid.push_messages([Message(request.to_records(), 100, OPERATIONS["deliver"])])
         told = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
         assert told.error == "request" and message in told.text
-
-
-def test_the_model_of_the_others_is_that_of_a_federation_without_the_site(tmp_path: Path) -> None:
-    work = {"name": "fedavg", "local": {"lr": 0.1, "steps": 3}}  # all rows: no draw depends on who
-    table = {**TABLE, "algorithm": work, "evaluate": {"splits": ["test"]}}
-    config, grid = AppConfig.from_dict(table), make_grid(tmp_path / "sites", table)
-    settings = FederationSettings(4, deadlines=QUICK, out=str(tmp_path / "out"))
-    found = run_leave_one_out(grid, config, settings)
-    assert json.loads((tmp_path / "out" / "leave-one-out.json").read_text()) == found
-    whole = hospitals()
-    for left in ("East", "West"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            others = Federation.from_table(
-                read_back(whole[whole["hospital"] != left], tmp_path / "others.csv"),
-                "hospital",
-                "outcome",
-                test=0.2,
-                dtype="float64",
-            ).subset(sorted(set(SIZES) - {left}))
-        module = architectures.build("logistic", others.input_shape, 2)
-        loop = LoopClients(others, module, "cross_entropy", l2=0.01, dtype=torch.float64)
-        algorithm = config.build_algorithm(others.train.sizes.tolist())
-        trained = train(algorithm, loop, rounds=3, progress=False)
-        site = SiteTable.read(tmp_path / "sites" / f"{left}.csv", left, config.table.to_request())  # type: ignore[union-attr]
-        assert others.preparation is not None and trained.trained is not None
-        tested = site.prepare(others.preparation, "float64").test
-        assert tested is not None and trained.parameters is not None
-        weight, bias = sorted(trained.parameters.values(), key=lambda p: -p.ndim)
-        scores = torch.as_tensor(tested.inputs) @ weight.T + bias
-        right = (scores.argmax(1).numpy() == tested.targets).mean()
-        told = found[left]
-        assert told["rows"] == len(tested.targets) and told["split"] == "test"
-        assert told["without it"]["accuracy"] == pytest.approx(right, abs=1e-12)
-        assert set(told["with it"]) >= {"loss", "accuracy"}
 
 
 def test_old_memories_are_found_and_others_left_alone(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ FIXED = ("clients", "privacy", "out", "resume")
 """Settings of an app that a run keeps to its end."""
 
 AppFolder = Annotated[Path, typer.Argument(help="Folder of the app.")]
-ServerRun = Annotated[Path, typer.Argument(help="Run folder, on the server.")]
 Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes; by default one for each client.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep keys, logs and clients' memories here.")]
 RunConfig = Annotated[
@@ -122,20 +121,6 @@ def _submit(
     raise typer.Exit(_follow(folder, connection, settings))
 
 
-def _ask_sites(
-    do: str, folder: Path, connection: str | None, out: Path | None, nodes: int | None,
-    run_config: list[str] | None, insecure: bool,
-) -> NoReturn:  # fmt: skip
-    """Run an app that does something else than training, on a deployment or here."""
-    settings = [f'do="{do}"', *(run_config or [])]
-    if out is not None:
-        settings.append(f'out="{out.absolute()}"')
-    if connection is not None:
-        _submit(folder, connection, settings, out, nodes is not None or insecure)
-    count = _count_nodes(folder, nodes)
-    raise typer.Exit(_run_here(folder, count, [*settings, f"clients={count}"], None, insecure))
-
-
 def _count_nodes(folder: Path, nodes: int | None) -> int:
     from equifed.flower.app_config import read_app_settings
 
@@ -196,23 +181,13 @@ def statistics(
 
     Nothing is trained. A site whose policy says show_by_name = false shows its rows alone.
     """
-    _ask_sites("statistics", folder, connection, out, nodes, run_config, insecure)
-
-
-@app.command(name="leave-one-out")
-def leave_one_out(
-    folder: AppFolder,
-    connection: Deployed = None,
-    out: ServerFolder = None,
-    nodes: Nodes = None,
-    run_config: RunConfig = None,
-    insecure: Insecure = False,
-) -> None:
-    """Train without each site in turn, and let it measure the model of the others on its rows.
-
-    Preparation and model are fitted as if the site were not there; the model of all is beside it.
-    """
-    _ask_sites("leave-one-out", folder, connection, out, nodes, run_config, insecure)
+    settings = ['do="statistics"', *(run_config or [])]
+    if out is not None:
+        settings.append(f'out="{out.absolute()}"')
+    if connection is not None:
+        _submit(folder, connection, settings, out, nodes is not None or insecure)
+    count = _count_nodes(folder, nodes)
+    raise typer.Exit(_run_here(folder, count, [*settings, f"clients={count}"], None, insecure))
 
 
 @app.command()
@@ -284,11 +259,9 @@ def resume(
     run_config: RunConfig = None,
     insecure: Insecure = False,
 ) -> None:
-    """Resume an interrupted run, as a new Flower run with the same clients.
-
-    A run that ended for an admitted site to join continues with its next part.
-    """
-    from equifed.flower.joining import find_open_part
+    """Resume an interrupted run, as a new Flower run with the same clients."""
+    from equifed.flower.kept import Kept
+    from equifed.training.folder import is_complete
 
     given = re.findall(r"(?:^|\s)([\w-]+)\s*=", "\n".join(run_config or []))
     fixed = [key for key in FIXED if key in given]
@@ -301,17 +274,16 @@ def resume(
     if connection is not None:
         local = nodes is not None or keep is not None or insecure
         _submit(folder, connection, settings, out, local)
-    part = find_open_part(out.absolute())
-    if part is None:
+    count = len(Kept.read(out).names)
+    if is_complete(out):
         typer.echo(f"{out} is complete; there is nothing to resume.", err=True)
         return
-    count = len(part.names)
     if nodes not in (None, count):
         raise ValueError(
             f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}."
         )
     code = _run_here(folder, count, settings, keep, insecure)
-    raise typer.Exit(code if code or find_open_part(out.absolute()) is None else FAILED)
+    raise typer.Exit(code if code or is_complete(out) else FAILED)
 
 
 @app.command()
@@ -342,7 +314,7 @@ def doctor(
     raise typer.Exit(0 if good else FAILED)
 
 
-# -- files: keys, memories, who may join, who withdraws ----------------------------------------
+# -- files: keys and memories -----------------------------------------------------------------
 
 
 @app.command()
@@ -407,42 +379,3 @@ def clean(
         typer.echo(f"{'deleted' if yes else 'would delete'} {one.folder} ({size})")
     left = "" if yes or not found else "; add --yes to delete them"
     typer.echo(f"{len(found)} memories of runs that rested {days:g} days or more{left}")
-
-
-@app.command()
-def admit(
-    run: ServerRun,
-    sites: Annotated[list[str], typer.Argument(help="Names of the sites that may join.")],
-) -> None:
-    """Let a site join a run that is under way: it takes part from the next round.
-
-    It must be connected, and its data, model and version are compared as in the first hello. The
-    rounds that are left are in a folder of their own, from the model that there is by then.
-    """
-    from equifed.flower.joining import admit as write_word
-    from equifed.flower.kept import Kept
-    from equifed.training.folder import is_complete
-
-    kept = Kept.read(run)
-    if is_complete(run):
-        raise ValueError(
-            f"The run in {run} is complete; a site joins it with: equifed flower welcome"
-        )
-    for name in sites:
-        if name in kept.names:
-            raise ValueError(f"{name} takes part already, with {', '.join(kept.names)}.")
-    write_word(run, sites)
-    typer.echo(f"{', '.join(sites)} may join after the next round in which all others are there.")
-
-
-@app.command()
-def withdrawal(
-    run: ServerRun,
-    site: Annotated[str, typer.Argument(help="Name of the site that withdraws.")],
-) -> None:
-    """Write for a site that withdraws: what it took part in, what is deleted, what stays."""
-    from equifed.flower.withdrawal import write_withdrawal
-
-    path = write_withdrawal(run, site)
-    typer.echo(path.read_text(encoding="utf-8"))
-    typer.echo(f"Wrote {path}.")

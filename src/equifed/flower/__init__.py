@@ -2,14 +2,14 @@
 
 ==========================  =======================================================================
 ``app_config``, ``app``     the settings of an app; a ready ``ServerApp`` for them
-``kept``                    what a run keeps in its folder, so that it goes on as what it was
-``round_log``               what the server app says of a run
-``joining``, ``welcome``    sites that come into a run, or after its end
-``withdrawal``              what a site that leaves gets in writing
+``handshake``               the hello: names, sizes, versions, data, and whether they fit together
+``members``                 who takes part, which node is whom, and who came too late
+``preparing``               one preparation for the tables of all sites, by sums (``hidden_fit``)
+``kept``, ``deliver``       what a run keeps in its folder; what the sites get at its end
+``statistics``              what the sites have, before anything is trained
 ``server``, ``vectors``     the contract on the server's side; handles for what clients keep
 ``messenger``               asking those who take part, and reading what they answer
-``members``                 the first hello: names, sizes, versions, schemas; which node is whom
-``mailbox``, ``deadlines``  sending, polling, matching, checking; how long to wait, and for whom
+``mailbox``                 sending, polling, matching, checking; how long to wait, and for whom
 ``wire``                    requests and replies, and how they become Flower records
 ``client``, ``worker``      a ready ``ClientApp``; one client at one request
 ``node``, ``node_work``     a site's own node; its work, in a process that may crash

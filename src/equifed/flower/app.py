@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,42 +13,40 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
-from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import AppConfig, FederationSettings
-from equifed.flower.ask_statistics import show_statistics
 from equifed.flower.deliver import deliver
-from equifed.flower.joining import (
-    Admission,
-    check_as_tables,
-    find_open_part,
-    hide_others,
-    plan_next_part,
-    read_model,
-)
-from equifed.flower.kept import FLOWER, Kept, describe_run
-from equifed.flower.leave_one_out import show_leave_one_out
+from equifed.flower.handshake import StartError
+from equifed.flower.kept import FLOWER, Kept, describe_run, read_model
 from equifed.flower.members import Members, gather
 from equifed.flower.messenger import HiddenSums
-from equifed.flower.preparing import Fit
-from equifed.flower.round_log import RoundLog, explain_end, say
+from equifed.flower.preparing import Fit, compare_tables
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
+from equifed.flower.statistics import show_statistics
 from equifed.flower.task import PACKAGES
-from equifed.flower.welcome import welcome
+from equifed.metrics.metric import as_metrics
 from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
-from equifed.training.history import History
+from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import train
+from equifed.training.play_round import TrainingError
 from equifed.training.tables import PREPARATION, package_versions
+from equifed.training.trackers import Callback
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,
     "sums": PairSums,
     "secure": SecureSums,
 }
+
+GOOD_EVENTS = ("given out", "resume", "stop")
+"""Events that are no warning."""
 
 
 def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> ServerApp:
@@ -58,15 +56,13 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = FederationSettings.from_run_config(context.run_config)
-        chosen = config if isinstance(config, AppConfig) else config(context)
         try:
             if settings.do == "statistics":
                 show_statistics(grid, settings, say)
-            elif settings.do == "leave-one-out":
-                run_leave_one_out(grid, chosen, settings)
             elif settings.do == "welcome":
-                welcome(grid, settings, say)
+                welcome(grid, settings)
             else:
+                chosen = config if isinstance(config, AppConfig) else config(context)
                 run_federation(grid, chosen, settings)
         except Exception as error:
             say(f"ENDED: {explain_end(error)}")
@@ -76,16 +72,30 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
 
 
 def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) -> History:
-    """Gather the clients, train, and return what happened."""
-    config, settings, clients = _begin(grid, config, settings)
-    history, admission = _train_part(clients, config, settings)
-    while admission.joined:
-        everyone = len(clients.names) + len(admission.joined)
-        config, settings = plan_next_part(config, settings, everyone, history.rounds[-1].round)
-        say(f"{settings.rounds} rounds are left; they go on from this model in {settings.out}")
-        with hide_others(grid, admission):
-            clients = join(grid, config, settings)
-        history, admission = _train_part(clients, config, settings)
+    """Gather the clients, train, deliver the model, and return what happened."""
+    kept = Kept.read(Path(settings.out)) if settings.resume else None
+    if kept is not None:
+        config, settings = kept.apply(config, settings)
+    settings = replace(settings, rounds=settings.rounds or config.rounds)
+    clients = join(grid, config, settings, kept)
+    folder = _open_folder(settings, config, clients.members)
+    history = train(
+        config.build_algorithm(clients.members.sizes.tolist()),
+        clients,
+        rounds=settings.rounds,
+        seed=config.seed,
+        x=read_model(Path(settings.start)) if settings.start and kept is None else None,
+        evaluate=config.evaluate.splits,
+        every=config.evaluate.every,
+        metrics=config.evaluate.metrics,
+        stop=[config.stop],
+        give_out=config.give_out,
+        callbacks=[RoundLog(clients.members.events, folder)],
+        progress=False,
+        missing=settings.deadlines.to_policy(),
+        folder=folder,
+        resume=settings.resume,
+    )
     if settings.deliver:
         for name, what in deliver(clients, config, history).items():
             wrong = what.startswith("not")
@@ -94,46 +104,10 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
     return history
 
 
-def _begin(
-    grid: Grid, config: AppConfig, settings: FederationSettings
-) -> tuple[AppConfig, FederationSettings, FlowerClients]:
-    """Gather the clients of a new run, of one that goes on, or of its next part."""
-    if not settings.resume:
-        settings = replace(settings, rounds=settings.rounds or config.rounds)
-        return config, settings, join(grid, config, settings)
-    part, kept = find_open_part(Path(settings.out)), Kept.read(Path(settings.out))
-    if part is not None and part.folder != Path(settings.out):
-        say(f"the run in {settings.out} went on in {part.folder}; that is resumed")
-        settings, kept = replace(settings, out=str(part.folder)), part.kept
-    config, settings = kept.apply(config, settings)
-    if part is None or not part.joining:
-        return config, settings, join(grid, config, settings, kept)
-    say(f"{part.folder} ended for {' and '.join(part.joining)} to join; the next part begins now")
-    config, settings = plan_next_part(config, settings, len(part.names), part.done)
-    say(f"{settings.rounds} rounds are left; they go on from this model in {settings.out}")
-    clients = join(grid, config, settings)
-    part.check(clients.members)
-    return config, settings, clients
-
-
-def _train_part(
-    clients: FlowerClients, config: AppConfig, settings: FederationSettings
-) -> tuple[History, Admission]:
-    """Train until the last round, or until a site joins that the operator admitted."""
-    folder = _open_folder(settings, config, clients.members)
-    place = None if folder is None else folder.path
-    admission = Admission(clients, place, settings.rounds, config.table)
-    return train_clients(clients, config, settings, folder, admission), admission
-
-
 def join(
-    grid: Grid,
-    config: AppConfig,
-    settings: FederationSettings,
-    kept: Kept | None = None,
-    without: str | None = None,
+    grid: Grid, config: AppConfig, settings: FederationSettings, kept: Kept | None = None
 ) -> FlowerClients:
-    """Gather the clients of a new run, or of one that goes on; perhaps without one of them."""
+    """Gather the clients of a new run, or of one that goes on; ``settings.site`` joins alone."""
     task, hidden, table = config.build_task(), HIDDEN[settings.privacy](), config.table
     run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
     told = {"plan": make_plan(config, settings)}
@@ -141,59 +115,42 @@ def join(
     if before is not None and before.preparation is not None:
         told["preparation"] = before.preparation
     fit = None if table is None else Fit(table, task, hidden)
-    about = settings.deadlines, run, settings.clients, order, told, fit, without
+    about = settings.deadlines, run, settings.clients, order, told, fit, settings.site
     mailbox, members = gather(grid, task, *about)
     if kept is not None:
         kept.check(members)
     elif before is not None:
         before.check_data(members)
-        nodes = list(mailbox.nodes.values())
-        check_as_tables(grid, settings.deadlines, nodes, told["plan"], table)
+        compare_tables(mailbox, told["plan"], table)
     algorithm = config.build_algorithm(members.sizes.tolist())
     for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
         say(f"WARNING: {warning}")
     return FlowerClients(mailbox, members, hidden)
 
 
-def train_clients(
-    clients: FlowerClients,
-    config: AppConfig,
-    settings: FederationSettings,
-    folder: RunFolder | None = None,
-    admission: Admission | None = None,
-) -> History:
-    """Train what the configuration describes."""
-    start = read_model(Path(settings.start)) if settings.start and not settings.resume else None
-    return train(
-        config.build_algorithm(clients.members.sizes.tolist()),
-        clients,
-        rounds=settings.rounds or config.rounds,
-        seed=config.seed,
-        x=start,
-        evaluate=config.evaluate.splits,
-        every=config.evaluate.every,
-        metrics=config.evaluate.metrics,
-        stop=[config.stop, *([] if admission is None else [admission])],
-        give_out=config.give_out,
-        callbacks=[RoundLog(clients.members.events, folder)],
-        progress=False,
-        missing=settings.deadlines.to_policy(),
-        folder=folder,
-        resume=settings.resume,
-    )
+def welcome(grid: Grid, settings: FederationSettings) -> dict[str, dict[str, float]]:
+    """Let one more site measure the model of a finished run on its rows, and deliver it.
 
-
-def run_leave_one_out(
-    grid: Grid, config: AppConfig, settings: FederationSettings
-) -> dict[str, Any]:
-    """Train with all sites and without each, and return what the sites measured."""
-    plain = replace(settings, out="", resume=False, deliver=False)
-
-    def train_without(name: str | None) -> tuple[FlowerClients, History]:
-        clients = join(grid, config, plain, without=name)
-        return clients, train_clients(clients, config, plain)
-
-    return show_leave_one_out(grid, config, settings, train_without, say)
+    Its data are compared with those of the run, and prepared as they were; nothing is trained.
+    """
+    folder = Path(settings.start)
+    kept, model = Kept.read(folder), read_model(folder)
+    if settings.site in kept.names:
+        raise StartError(f"{settings.site} took part in the run in {folder}; it has the model.")
+    config = AppConfig.from_dict(kept.told["config"])
+    alone = replace(settings, clients=1, privacy=kept.told["privacy"])
+    clients = join(grid, config, alone)
+    found, x = {}, clients.flatten_shared(model)
+    for told in clients.evaluate(x, SPLITS, as_metrics(config.evaluate.metrics)):
+        if told.sizes[0]:
+            found[told.split] = {key: float(v[0]) for key, v in told.metrics.items()}
+            numbers = ", ".join(f"{key} {value:.4g}" for key, value in found[told.split].items())
+            say(f"{settings.site} measured on {told.sizes[0]} {told.split} rows: {numbers}")
+    for name, what in deliver(clients, config, History.load(folder), pages=False).items():
+        if what.startswith("not"):
+            raise StartError(f"{name}: {what}")
+        say(f"delivered to {name}, checksum {what}")
+    return found
 
 
 def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]:
@@ -201,6 +158,8 @@ def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]
 
     That is the privacy, the local work, and the requests that are known beforehand.
     """
+    if settings.do == "welcome":
+        return {"privacy": settings.privacy, "requests": ["metrics", "deliver"], "work": None}
     requests = ["metrics"] if config.evaluate.splits else []
     requests += [] if config.table is None else ["prepare"]
     requests += {
@@ -257,3 +216,69 @@ def _open_folder(
         told = json.dumps(members.preparation.to_json(), indent=1).encode() + b"\n"
         write_file(folder.path / PREPARATION, told)
     return folder
+
+
+# -- what the server app says ------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Print a line; Flower carries it to whoever follows the run."""
+    print(f"equifed: {text}", flush=True)
+
+
+def explain_end(error: Exception) -> str:
+    """Return the reason of an end on one line: our own words, or what went wrong unexpectedly."""
+    text = " ".join(str(error).split())
+    ours = isinstance(error, StartError | TrainingError | ValueError | RuntimeError)
+    return text if ours and text else f"{type(error).__name__}: {text}"
+
+
+class RoundLog(Callback):
+    """Says in the log how the run goes, and writes down who is left out of it.
+
+    Parameters
+    ----------
+    events : list of dict
+        What was noticed about clients since it was last read.
+    folder : RunFolder, optional
+        Where events are kept.
+    """
+
+    def __init__(
+        self, events: list[dict[str, Any]] | None = None, folder: RunFolder | None = None
+    ) -> None:
+        self.events, self.folder = [] if events is None else events, folder
+        self.history: History | None = None
+
+    @override
+    def start(self, history: History, rounds: int) -> None:
+        self.history = history
+        say(f"{rounds} rounds with {', '.join(history.names)}")
+        self._take_events(history.rounds[-1].round if history.rounds else 0)
+
+    def _take_events(self, r: int) -> None:
+        while self.events and self.history is not None:
+            event = {"round": r, **self.events.pop(0)}
+            self.history.events.append(event)
+            if self.folder is not None:
+                self.folder.event(event)
+            self.event(event)
+
+    @override
+    def round(self, record: RoundRecord, info: Info) -> None:
+        self._take_events(record.round)
+        objective = "" if record.objective is None else f" objective {record.objective:.6g},"
+        cost = f"{record.exchanges} exchanges, {record.seconds:.1f} s"
+        say(f"round {record.round}:{objective} {cost}")
+
+    @override
+    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
+        self._take_events(round)
+
+    @override
+    def event(self, event: dict[str, Any]) -> None:
+        kind = str(event["event"])
+        told = "" if kind in GOOD_EVENTS else "WARNING: "
+        who = f" of {event['client']}" if event.get("client") else ""
+        why = f": {event['reason']}" if event.get("reason") else ""
+        say(f"{told}round {event.get('round', 0)}: {kind}{who}{why}")

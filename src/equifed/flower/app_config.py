@@ -19,7 +19,7 @@ from equifed.algorithms.guard import Guard, guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation
-from equifed.flower.deadlines import Deadlines
+from equifed.flower.mailbox import Deadlines
 from equifed.flower.site import read_site
 from equifed.flower.site_data import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
@@ -212,9 +212,9 @@ class FederationSettings:
         operator changes, for example ``"timeout wait"``. All others are those of the run.
     changes : tuple of str
         Those names.
-    do : {"train", "statistics", "leave-one-out", "welcome"}
-        Train; only show what the sites have; train without each site and let it measure that; or
-        let one more site measure and get the model of a run that is complete.
+    do : {"train", "statistics", "welcome"}
+        Train; only show what the sites have; or let one more site measure and get the model of a
+        run that is complete.
     deliver : bool
         Whether every site gets the model, its preparation, card and own page at the end.
     start : str
@@ -231,7 +231,7 @@ class FederationSettings:
     out: str = ""
     resume: bool = False
     changes: tuple[str, ...] = ()
-    do: Literal["train", "statistics", "leave-one-out", "welcome"] = "train"
+    do: Literal["train", "statistics", "welcome"] = "train"
     deliver: bool = False
     start: str = ""
     site: str = ""
@@ -241,11 +241,10 @@ class FederationSettings:
             raise ValueError(f"clients must be at least 1, got {self.clients}.")
         if self.privacy not in ("none", "sums", "secure"):
             raise ValueError(f"privacy must be 'none', 'sums' or 'secure', got {self.privacy!r}.")
-        if self.privacy != "none" and self.clients < 2:
+        if self.privacy != "none" and self.clients < 2 and self.do == "train":
             raise ValueError("Hidden sums need at least two clients.")
-        if self.do not in ("train", "statistics", "leave-one-out", "welcome"):
-            told = "'train', 'statistics', 'leave-one-out' or 'welcome'"
-            raise ValueError(f"do must be {told}, got {self.do!r}.")
+        if self.do not in ("train", "statistics", "welcome"):
+            raise ValueError(f"do must be 'train', 'statistics' or 'welcome', got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
         if self.start and self.start == self.out and not self.resume:

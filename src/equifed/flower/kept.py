@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from equifed.data.preparation import Preparation
 from equifed.flower.app_config import DEADLINES, AppConfig, FederationSettings
-from equifed.flower.deadlines import Deadlines
-from equifed.flower.hello import StartError
+from equifed.flower.handshake import StartError
+from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import Members
+from equifed.training.history import History
 from equifed.training.tables import PREPARATION
 
 FLOWER = "flower.json"
@@ -36,6 +36,14 @@ def describe_run(
             {"name": h.name, "sizes": h.sizes, "versions": h.versions} for h in members.hellos
         ],
     }
+
+
+def read_model(folder: Path) -> dict[str, Any]:
+    """Return the model of a complete run."""
+    found = History.load(folder).parameters
+    if found is None:
+        raise StartError(f"The run in {folder} is not complete: it has no model yet.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,11 +110,6 @@ class Kept:
         ):
             print(f"equifed: the run goes on as it started: {line}", flush=True)
         return kept, now
-
-    @property
-    def fitted(self) -> Preparation | None:
-        """How the sites' tables became features, where they gave tables."""
-        return None if self.preparation is None else Preparation.from_json(self.preparation)
 
     def check(self, members: Members) -> None:
         """Refuse clients whose data or model are not those that the run started with."""

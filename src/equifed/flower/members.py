@@ -1,61 +1,54 @@
-"""Who takes part: the first hello, and finding a client again that came back as another node."""
+"""Who takes part: gathering the clients, finding one again after a restart, telling latecomers."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from equifed.contract.arrays import Index
 from equifed.data.preparation import Preparation
-from equifed.flower.deadlines import Deadlines
-from equifed.flower.greeting import greet, greet_all, introduce, sort_nodes
-from equifed.flower.hello import (
+from equifed.flower.flwr_private import pull_replies
+from equifed.flower.handshake import (
     Hello,
     StartError,
     check_models,
     check_schemas,
     check_versions,
     describe_difference,
+    greet,
+    greet_all,
+    introduce,
+    sort_nodes,
 )
-from equifed.flower.late import Late
-from equifed.flower.mailbox import HEADER_SHARE, Failure, Mailbox
+from equifed.flower.mailbox import HEADER_SHARE, Deadlines, Failure, Mailbox
 from equifed.flower.task import OneClient, Task
-from equifed.flower.wire import PARTS
+from equifed.flower.wire import OPERATIONS, PARTS, Reply, Request
 
-HELLO_SECONDS = 60.0
-"""How long a node that came later may take to say hello."""
-
+PATIENCE = 60.0
+"""Seconds in which a node that came later says its name."""
 
 ROOM = 1 << 21
 """Bytes of a reply besides its vectors."""
 
+TOO_LATE = (
+    "a run is under way without this node, which came after its start; it takes part in the next "
+    "run, or at once in the place of a client that is gone"
+)
+
 
 @dataclass
 class Members:
-    """The clients of a run, in a fixed order.
+    """The clients of a run, in a fixed order: by partition where all have one, else by name.
 
-    Attributes
-    ----------
-    run : str
-        Identity of the equifed run.
-    names : tuple of str
-        Clients in order: by partition where every client has one, else by name.
-    hellos : list of Hello
-        What each of them said.
-    engine : OneClient
-        The model, built on the server from the clients' common schema.
-    told : dict
-        What clients are told with the hello: the plan of the run, and the preparation.
-    events : list of dict
-        What is to be written down about clients that are not in the run.
-    preparation : Preparation, optional
-        How the sites' tables became features, where they gave tables.
-    outside : int, optional
-        Node of a client that was left out on purpose.
+    ``told`` is what they were told with the hello (plan and preparation), ``engine`` the model,
+    built here from their common schema, ``events`` what is to be written down about nodes that
+    are not in the run (``strangers``).
     """
 
     run: str
@@ -65,8 +58,9 @@ class Members:
     told: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     preparation: Preparation | None = None
-    outside: int | None = None
     strangers: set[int] = field(default_factory=set)
+    _late: set[int] = field(default_factory=set)
+    _unnamed: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,12 +77,25 @@ class Members:
         """Public key of every client, for pairwise masks."""
         return [hello.key for hello in self.hellos]
 
+    def leave_out(self, client: str, reason: str) -> None:
+        """Write down that a node takes no part, and why."""
+        self.events.append({"event": "left out", "client": client, "reason": reason})
+
+    def note_unusable(self, failures: Mapping[int, Failure]) -> None:
+        """Write down whose numbers an evaluation did without because they cannot be used."""
+        for i, failure in failures.items():
+            if failure.kind == "bad":
+                reason = f"its evaluation was not used: {failure.reason}"
+                self.events.append({"event": "note", "client": self.names[i], "reason": reason})
+
+    # -- nodes that connect while the run is under way ---------------------------------------------
+
     def find(self, mailbox: Mailbox, connected: set[int]) -> None:
         """Greet nodes that were not there before: a client that was restarted may be among them."""
         new = sorted(connected - set(mailbox.nodes.values()) - self.strangers)
         if not new:
             return
-        deadlines = replace(mailbox.deadlines, on_missing="fail", timeout=HELLO_SECONDS)
+        deadlines = replace(mailbox.deadlines, on_missing="fail", timeout=PATIENCE)
         hellos, failures = greet(mailbox.grid, deadlines, self.run, new, self.told)
         self.strangers |= set(new) - set(hellos)
         for node, failure in failures.items():
@@ -103,17 +110,6 @@ class Members:
             if mailbox.nodes.get(i) not in connected:
                 mailbox.nodes[i], self.hellos[i] = node, hello
 
-    def leave_out(self, client: str, reason: str) -> None:
-        """Write down that a node takes no part, and why."""
-        self.events.append({"event": "left out", "client": client, "reason": reason})
-
-    def note_unusable(self, failures: Mapping[int, Failure]) -> None:
-        """Write down whose numbers an evaluation did without because they cannot be used."""
-        for i, failure in failures.items():
-            if failure.kind == "bad":
-                reason = f"its evaluation was not used: {failure.reason}"
-                self.events.append({"event": "note", "client": self.names[i], "reason": reason})
-
     def _find_difference(self, hello: Hello) -> str:
         """Say why a node cannot take the place of a client that is gone; nothing if it can."""
         if hello.name not in self.names:
@@ -126,6 +122,36 @@ class Members:
         if hello.sizes != old.sizes:
             return f"it came back with {hello.sizes} samples, and left with {old.sizes}"
         return "" if hello.model == old.model else "it came back with another model"
+
+    def tell_late(self, mailbox: Mailbox, connected: set[int]) -> None:
+        """Tell new nodes that the run goes on without them; note their names, wait for none."""
+        ids = [key for key in self._unnamed if not key.startswith("unsent")]
+        for received in pull_replies(mailbox.grid, ids, 1 << 16, 1.0) if ids else ():
+            node, _ = self._unnamed.pop(received.answers, (None, 0.0))
+            if node is not None:
+                self._note_late(_find_name(received.message) or f"node {node}")
+        now = time.monotonic()
+        for key in [k for k, (_, since) in self._unnamed.items() if now - since > PATIENCE]:
+            self._note_late(f"node {self._unnamed.pop(key)[0]}")
+        for node in sorted(connected - set(mailbox.nodes.values()) - self.strangers - self._late):
+            self._late.add(node)
+            request = Request("notice", self.run, f"notice/{node}", -1, {"text": TOO_LATE})
+            message = Message(request.to_records(), node, OPERATIONS["notice"], ttl=PATIENCE)
+            sent = list(mailbox.grid.push_messages([message]))
+            self._unnamed[sent[0] if sent and sent[0] else f"unsent {node}"] = node, now
+
+    def _note_late(self, client: str) -> None:
+        reason = "it came after the start; it was told, and takes part in the next run"
+        self.leave_out(client, reason)
+
+
+def _find_name(message: Message | None) -> str:
+    """Return what a node calls itself, nothing if it does not say."""
+    try:
+        assert message is not None
+        return str(Reply.from_records(message.content).numbers["name"])[:200]
+    except Exception:  # whatever it answered, it is not in the run
+        return ""
 
 
 class FitsTables(Protocol):
@@ -147,7 +173,7 @@ def gather(
     order: Sequence[str] | None = None,
     told: Mapping[str, Any] | None = None,
     fit: FitsTables | None = None,
-    without: str | None = None,
+    only: str = "",
 ) -> tuple[Mailbox, Members]:
     """Wait for the clients, greet them, and check that they fit together.
 
@@ -170,13 +196,12 @@ def gather(
         may refuse, and ``preparation``, if the run has one already.
     fit : FitsTables, optional
         How sites that give tables get one preparation.
-    without : str, optional
-        A client that is left out, to be asked about the model later (``members.outside``).
+    only : str
+        The one client that takes part; by default all that say hello do.
     """
     told = dict(told or {})
-    hellos, failures = greet_all(grid, deadlines, run, clients, told)
-    outside = next((node for node, h in hellos.items() if h.name == without), None)
-    nodes = [node for node in sort_nodes(hellos, order) if node != outside]
+    hellos, failures = greet_all(grid, deadlines, run, clients, told, only)
+    nodes = sort_nodes(hellos, order)
     listed = [hellos[node] for node in nodes]
     check_versions(listed)
     check_schemas(listed)
@@ -193,12 +218,10 @@ def gather(
         check_schemas(listed)
     engine = task.build_engine(listed[0].schema.make_placeholder())
     check_models(listed, task.fingerprint(engine))
-    members = Members(run, task, listed, engine, told, preparation=fitted, outside=outside)
-    members.strangers |= set() if outside is None else {outside}
+    members = Members(run, task, listed, engine, told, preparation=fitted)
     for node, failure in failures.items():
         members.leave_out(failure.name or f"node {node}", failure.reason)
     mailbox.largest = (len(PARTS) + 1) * 8 * engine.model.size + ROOM + HEADER_SHARE * len(listed)
     mailbox.find = lambda connected: members.find(mailbox, connected)
-    late = Late(mailbox, run, members.events)
-    mailbox.look = lambda connected: late.look(connected - members.strangers)
+    mailbox.look = lambda connected: None if only else members.tell_late(mailbox, connected)
     return mailbox, members

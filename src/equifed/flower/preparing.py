@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,12 +16,14 @@ from equifed.contract.streams import Stream
 from equifed.data.fit import Question, ask_kinds
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
-from equifed.flower.hello import (
+from equifed.flower.handshake import (
     Hello,
     StartError,
+    check_schemas,
     check_tables,
     combine_told_targets,
     find_odd_labels,
+    greet,
 )
 from equifed.flower.hidden_fit import (
     BASE,
@@ -37,6 +40,9 @@ from equifed.flower.site_data import TableSettings
 from equifed.flower.site_work import describe_settings, list_totals
 from equifed.flower.task import OneClient, Task
 from equifed.flower.wire import Reply, WireError, expect_vector
+
+PATIENCE = 60.0
+"""Seconds in which a site shows its columns again."""
 
 UNANSWERED = "Not every site answered while the tables were prepared"
 
@@ -164,3 +170,23 @@ class _Asker:
             told = "; ".join(f"{names[i]}: {f.reason}" for i, f in answers.failures.items())
             raise StartError(f"{UNANSWERED}: {told}.")
         return answers.replies
+
+
+def compare_tables(mailbox: Mailbox, plan: dict[str, Any], table: TableSettings | None) -> None:
+    """Compare the tables of sites as they are: columns, units, kinds and settings of the app.
+
+    Sites that take the preparation of an earlier run say hello with its features, which do not
+    show the units of what they were made of.
+    """
+    if table is None:
+        return
+    once = replace(mailbox.deadlines, on_missing="fail", timeout=PATIENCE)
+    nodes = list(mailbox.nodes.values())
+    hellos, failures = greet(mailbox.grid, once, secrets.token_hex(8), nodes, {"plan": plan})
+    if failures:
+        told = "; ".join(f"{f.name or 'a site'}: {f.reason}" for f in failures.values())
+        raise StartError(f"Not every site showed its columns: {told}.")
+    listed = [hellos[node] for node in nodes]
+    check_schemas(listed)
+    check_tables(listed, table, describe_settings(table))
+    combine_told_targets(listed, table)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
+import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.serverapp import Grid
 
 from equifed.data.columns import name_category, to_numbers
 from equifed.data.describe import Described, Table, describe_values, tabulate_columns
 from equifed.data.federation import Federation
+from equifed.flower.app_config import FederationSettings
+from equifed.flower.handshake import (
+    StartError,
+    check_versions,
+    describe_difference,
+    greet_all,
+)
+from equifed.flower.mailbox import Mailbox
 from equifed.flower.site_table import SiteTable
-from equifed.flower.wire import WireError, expect_number
+from equifed.flower.wire import Reply, Request, WireError, expect_number
+from equifed.training.files import write_file
+
+STATISTICS = "statistics.json"
 
 FAR = 3.0
 """Deviations of the others by which a site's mean must lie apart to be called outlying."""
@@ -66,6 +81,47 @@ def describe_arrays(federation: Federation, shown: bool) -> Told:
         titles = federation.class_names or [f"class {k}" for k in range(len(counts))]
         told["labels"] = dict(zip(titles, counts, strict=True))
     return told
+
+
+def show_statistics(
+    grid: Grid, settings: FederationSettings, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Ask every site, print tables and what is odd, and return both.
+
+    With a run folder in the settings they are also written there, to ``statistics.json``.
+    """
+    run, told = secrets.token_hex(8), {"plan": {"requests": ["statistics"]}}
+    hellos, left = greet_all(grid, settings.deadlines, run, settings.clients, told)
+    nodes = sorted(hellos, key=lambda node: hellos[node].name)
+    listed = [hellos[node] for node in nodes]
+    check_versions(listed)
+    mailbox = Mailbox(grid, settings.deadlines, len(nodes))
+    mailbox.nodes = dict(enumerate(nodes))
+    found: dict[str, Told] = {}
+
+    def check(i: int, reply: Reply) -> None:
+        found[listed[i].name] = read_statistics(reply.numbers)
+
+    asked = {i: Request("statistics", run, "statistics", i) for i in range(len(nodes))}
+    answers = mailbox.ask(asked, check)
+    odd = [f"{listed[i].name}: {f.reason}" for i, f in sorted(answers.failures.items())]
+    odd += [f"{f.name or f'node {node}'}: {f.reason}" for node, f in left.items()]
+    if not found:
+        raise StartError(f"No site told its statistics: {'; '.join(odd)}.")
+    for other in listed[1:]:
+        odd += [d for d in [describe_difference(listed[0], other)] if d]
+    odd += find_outlying(found)
+    for table in tabulate(found):
+        for line in str(table).splitlines():
+            say(line)
+        say("")
+    for sentence in odd:
+        say(f"WARNING: {sentence}")
+    result = {"sites": found, "warnings": odd}
+    if settings.out:
+        Path(settings.out).mkdir(parents=True, exist_ok=True)
+        write_file(Path(settings.out) / STATISTICS, json.dumps(result, indent=1).encode() + b"\n")
+    return result
 
 
 def read_statistics(numbers: Mapping[str, Any]) -> Told:

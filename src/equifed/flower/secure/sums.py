@@ -24,7 +24,7 @@ from typing_extensions import override
 from equifed.contract.arrays import Weights
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
-from equifed.flower.hello import Hello
+from equifed.flower.handshake import Hello
 from equifed.flower.mailbox import Check
 from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
 from equifed.flower.secure.ledger import Ledger, PrivacyError
