@@ -32,6 +32,9 @@ RANK = 64
 SECANTS = 10
 """Steps that correct a metric."""
 
+SMALL, STILL = 1e-10, 1e-12
+"""Difference of objectives, relative, that may be rounding; move of the weights that is none."""
+
 PANEL = 256
 """Rows whose products with all rows before them are taken at once: half of all is enough."""
 
@@ -273,15 +276,16 @@ def step_exactly(
 
     is the dual of the step :math:`\min_\delta \Phi(l + c\,\delta) + |\delta|_P^2 / (2\tau)`, whose
     solution is :math:`\delta = -\tau P^{-1} \sum_i \lambda_i c_i`. Accelerated proximal steps with
-    restarts, until the two values differ by ``accuracy`` of the gain.
+    restarts, until the two values differ by ``accuracy`` of the gain; where the gain is so small
+    that the values' rounding decides, until the weights stand still.
     """
     curvature = tau * products
     step = 1 / max(tau * largest_coupling(products), 1e-300)
     value, point, momentum = objective.value(losses), weights, 1.0
     new, gain = weights, 0.0
     for k in range(most):
-        old, slope = new, losses - curvature @ point
-        new = objective.prox(point + step * slope, step)
+        old, start, slope = new, point, losses - curvature @ point
+        new = objective.prox(start + step * slope, step)
         if float((point - new) @ (new - old)) > 0:
             point, momentum = new, 1.0  # the momentum leads astray
         else:
@@ -292,8 +296,9 @@ def step_exactly(
             half = 0.5 * float(new @ pull)
             dual = float(new @ losses) - objective.penalty(new) - half
             answer = objective.value(losses - pull) + half
-            gain, gap = value - answer, answer - dual
-            if gap <= accuracy * (value - dual) or value - dual <= 1e-15 * abs(value):
+            gain, wanted = value - answer, accuracy * (value - dual)
+            certain = wanted > SMALL * abs(value)
+            if (certain and answer - dual <= wanted) or np.abs(new - start).max() <= STILL:
                 break
     return new, max(gain, 0.0)
 
