@@ -123,6 +123,16 @@ def test_least_squares_remember_matrices_and_forget_the_oldest() -> None:
     assert len(small._known) == 3
 
 
+def test_clients_with_fewer_samples_than_features_remember_gram_matrices() -> None:
+    data, work = regression([3, 5], features=20), LocalSGD(lr=0.01, steps=9)
+    _, clients = engines(data, nn.Linear(20, 1), losses.squared, chunk=1)
+    assert clients.least_squares is not None
+    clients.local_steps(start(clients), work, Stream(0))
+    for i, (gram,) in zip([1, 0], clients.least_squares._known.values(), strict=True):
+        x, m = clients.inputs_of(i), int(clients.sizes[i])
+        torch.testing.assert_close(gram[0, :m, :m], x @ x.T + 1)  # ones for the bias
+
+
 def test_least_squares_are_used_where_they_pay() -> None:
     _, clients = engines(regression(), nn.Linear(3, 1), losses.squared)
     quick = clients.least_squares
@@ -130,7 +140,8 @@ def test_least_squares_are_used_where_they_pay() -> None:
     assert quick.pays(LocalWork(lr=0.1, steps=2), 2, size=9)
     assert not quick.pays(LocalWork(lr=0.1, steps=1), 1, size=9)
     assert not quick.pays(LocalWork(lr=0.1, steps=50, batch_size=2), 50, size=9)
-    assert not quick.pays(LocalWork(lr=0.1, steps=50), 50, size=3)  # fewer samples than features
+    ball = LocalWork(lr=0.1, steps=50, radius=1.0)
+    assert quick.pays(ball, 50, size=9) and not quick.pays(ball, 50, size=1)  # no norms in a span
     hinge = SmoothedHinge(0.1, 0.1)
     assert not quick.pays(LocalWork(lr=0.1, steps=50, hinge=hinge), 50, size=9)
     _, logistic = engines(classification(), nn.Linear(3, 3), losses.cross_entropy)

@@ -288,14 +288,13 @@ class StackedClients(InProcessClients):
 
     def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
-        chunk, work, quick = given.chunk, given.work, self.least_squares
+        chunk, quick, graphs = given.chunk, self.least_squares, self.graphs
         here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
-        supply = self.supply(chunk, given.stream, work.batch_size)
-        if quick is not None and quick.pays(work, int(given.steps[0]), int(chunk.sizes[0])):
-            return ChunkWalk(given, here).carry_out(quick.rule(chunk, supply.whole), supply)
+        supply = self.supply(chunk, given.stream, given.work.batch_size)
+        if quick is not None and (walk := quick.walk(given, supply, here)) is not None:
+            return walk
         if self.own is not None and self.own.steps == "alternating":
             return self._alternate(given, here).carry_out(self.rule, supply)
-        graphs = self.graphs
         replayed = None if graphs is None else graphs.walk(given, self._supply, here)
         return replayed or ChunkWalk(given, here).carry_out(self.rule, supply)
 
