@@ -58,10 +58,7 @@ def align_clients(
     tokens: bool,
     dtype: Any,
 ) -> dict[str, Any]:
-    """Bring the arrays of all clients, by split, to one shape and dtype.
-
-    Returns ``names``, the splits, ``classes`` and ``class_names`` of the federation.
-    """
+    """Bring the arrays of all clients, by split, to one shape and dtype."""
     check_task(task, classes)
     listed = isinstance(class_names, Iterable) and not isinstance(class_names, str)
     if not listed or not all(isinstance(title, str) for title in class_names):
@@ -221,12 +218,7 @@ def _join_clients(names: Sequence[str], parts: Sequence[Samples], label: str) ->
 
 
 def number_targets(arrays: Mapping[str, Array], classes: int | None, task: str | None) -> Numbered:
-    """Return the targets as int64 or float64, the number of classes, and names given to classes.
-
-    ``arrays`` says whose they are, for messages (``"Client 'a': train y"``): numbers, or text as
-    objects. With ``classes`` they are labels 0..classes - 1; whole numbers that are not 0..K - 1
-    with K up to 20 need a ``task``.
-    """
+    """Return the targets as int64 or float64, the number of classes, and names given to classes."""
     filled = {where: y for where, y in arrays.items() if len(y)}
     texts = [where for where, y in filled.items() if y.dtype == object]
     numbers = [where for where, y in filled.items() if y.dtype != object]
@@ -299,13 +291,7 @@ def _as_labels(y: Array, where: str) -> Array:
 
 
 def as_array(value: Any, where: str) -> Array:
-    """Return what a user calls an array as numbers (b, i, u, f), or text as an array of objects.
-
-    ``where`` says whose it is, for messages: ``"Client 'a': train X"``.
-
-    >>> as_array([True, False], "y"), as_array(["no", "yes"], "y")
-    (array([ True, False]), array(['no', 'yes'], dtype=object))
-    """
+    """Return what a user calls an array as numbers (b, i, u, f), or text as an array of objects."""
     _refuse_mask(value, where)
     if is_frame(value):
         return _join_columns(value, where)

@@ -28,10 +28,7 @@ WHOLE = re.compile(r"([+-]?\d+)\.0+")
 
 
 class Columns(dict[str, list[Any]]):
-    """Named columns of one length with clean cells: a missing value is None.
-
-    :func:`read_columns` makes them and returns them as they are: a cell is cleaned once.
-    """
+    """Named columns of one length with clean cells: a missing value is None."""
 
     @property
     def rows(self) -> int:
@@ -79,11 +76,7 @@ def refuse_absent(names: Iterable[str], columns: Mapping[str, Any]) -> None:
 
 
 def find_categories(table: Any) -> list[str]:
-    """Return the columns that a data frame says are categories, whatever they hold.
-
-    >>> find_categories({"a": [1]})
-    []
-    """
+    """Return the columns that a data frame says are categories, whatever they hold."""
     if isinstance(table, Mapping | str | Path):
         return []
     names = getattr(table, "column_names", getattr(table, "columns", ()))
@@ -155,11 +148,7 @@ def find_gaps(values: Sequence[Any]) -> Iterator[int]:
 
 
 def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return the values as float64, or None when one of them is not a number.
-
-    >>> to_numbers(["1", "2.5"]), to_numbers(["1", "one"])
-    (array([1. , 2.5]), None)
-    """
+    """Return the values as float64, or None when one of them is not a number."""
     kinds = set(map(type, values))
     if not all(issubclass(kind, str | Real | Decimal | np.bool_) for kind in kinds):
         return None  # a date, say, which float() might take for nanoseconds
@@ -172,11 +161,7 @@ def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
 
 
 def to_amounts(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return the values as numbers, as :func:`to_numbers` does; a boolean is none.
-
-    >>> to_amounts([1, "2"]), to_amounts([1, True])
-    (array([1., 2.]), None)
-    """
+    """Return the values as numbers, as :func:`to_numbers` does; a boolean is none."""
     return None if any(isinstance(v, BOOLS) for v in values) else to_numbers(values)
 
 
@@ -188,13 +173,7 @@ def are_whole(numbers: NDArray[np.float64]) -> bool:
 def read_numbers(
     name: str, values: Sequence[Any], *, numbered: bool = False
 ) -> NDArray[np.float64]:
-    """Return cleaned values as numbers, NaN where they are missing; or name the one that is none.
-
-    ``numbered`` adds its row to the message, where the caller's rows are the user's.
-
-    >>> read_numbers("age", ["1", None, 2.5])
-    array([1. , nan, 2.5])
-    """
+    """Return cleaned values as numbers, NaN for gaps; or name the one that is no number."""
     numbers = to_numbers([np.nan if v is None else v for v in values])
     if numbers is None:
         row = next(k for k, v in enumerate(values) if v is not None and to_numbers([v]) is None)
@@ -223,22 +202,14 @@ def explain_comma(text: str) -> str:
 
 
 def is_date(value: Any) -> bool:
-    """Tell whether a value is a date, or a text that looks like one.
-
-    >>> is_date("2024-05-31"), is_date("31.5.2024"), is_date("5-31")
-    (True, True, False)
-    """
+    """Tell whether a value is a date, or a text that looks like one."""
     if isinstance(value, str):
         return DATE.fullmatch(value) is not None
     return isinstance(value, datetime.date | np.datetime64)
 
 
 def read_moments(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return numbers, dates or ISO texts, none of them missing, as numbers that rise with time.
-
-    >>> read_moments("day", ["2024-01-02", "2024-01-01"]).tolist()
-    [1704153600.0, 1704067200.0]
-    """
+    """Return numbers, dates or ISO texts, none of them missing, as numbers that rise with time."""
     numbers = to_numbers(values)
     return numbers if numbers is not None else np.array([_read_moment(name, v) for v in values])
 
@@ -255,11 +226,7 @@ def _read_moment(name: str, value: Any) -> float:
 
 
 def name_category(value: Any) -> str:
-    """Return the text that tells a category, the same for a CSV file and a data frame.
-
-    >>> [name_category(v) for v in (1, 1.0, "1.0", "01", True, "TRUE", " x ")]
-    ['1', '1', '1', '01', 'True', 'True', 'x']
-    """
+    """Return the text that tells a category, the same for a CSV file and a data frame."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)
     text = str(value).strip()
@@ -280,26 +247,19 @@ def name_categories(values: Sequence[Any]) -> list[str | None]:
 
 @dataclass(frozen=True)
 class Look:
-    """What one column holds: kind, rows with and without a value, different values and examples.
-
-    ``most`` is how many rows the most frequent value has, ``span`` how far numbers lie apart.
-    """
+    """What one column holds: kind, rows with and without a value, different values and examples."""
 
     kind: Literal["numbers", "whole", "texts", "dates", "mixed", "empty", "other"]
     count: int
     gaps: int
     different: int
-    most: int
+    most: int  # rows of the most frequent value
     examples: tuple[str, ...]
-    span: float = 0.0
+    span: float = 0.0  # of numbers, from the least to the greatest
 
 
 def look_at(values: Sequence[Any]) -> Look:
-    """Return what a column of cleaned cells holds.
-
-    >>> look_at(["1", "2", None])
-    Look(kind='whole', count=2, gaps=1, different=2, most=1, examples=('1', '2'), span=1.0)
-    """
+    """Return what a column of cleaned cells holds."""
     present = [v for v in values if v is not None]
     counts = Counter(map(name_category, present))
     most = max(counts.values(), default=0)
@@ -323,12 +283,7 @@ def look_at(values: Sequence[Any]) -> Look:
 
 
 def one_hot(values: Sequence[Any], categories: Sequence[str]) -> NDArray[np.float64]:
-    """Return one 0/1 column per category; a value that is none of them gives a row of zeros.
-
-    >>> one_hot(["b", "a"], ["a", "b"])
-    array([[0., 1.],
-           [1., 0.]])
-    """
+    """Return one 0/1 column per category; a value that is none of them gives a row of zeros."""
     column = {name: k for k, name in enumerate(categories)}
     codes = np.array([column.get(str(v), -1) for v in values], dtype=np.int64)
     table = np.zeros((len(codes), len(column)))
@@ -341,14 +296,7 @@ def one_hot(values: Sequence[Any], categories: Sequence[str]) -> NDArray[np.floa
 
 
 def name_values(values: Iterable[Hashable], what: str) -> dict[Hashable, str]:
-    """Return a name for each distinct value, in order of first appearance.
-
-    Different values have different names: 1 and "1", which print alike, are called ``1`` and
-    ``'1'``. Equal numbers are one value, as in a dictionary; True and 1 are not.
-
-    >>> name_values([1, "1", 2.0, 1], "client")
-    {(False, 1): '1', (False, '1'): "'1'", (False, 2.0): '2.0'}
-    """
+    """Return a name for each distinct value: of 1 and "1", which print alike, 1 and '1'."""
     names: dict[Hashable, str] = {}
     taken: set[str] = set()
     for value in values:
@@ -375,13 +323,7 @@ def name_key(value: Hashable) -> Hashable:
 
 
 def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, Rows]:
-    """Return the rows of each distinct value, by its name, in order of first appearance.
-
-    >>> group_rows(["b", "a", "b"])
-    {'b': array([0, 2]), 'a': array([1])}
-    >>> list(group_rows([1, "1"]))
-    ['1', "'1'"]
-    """
+    """Return the rows of each distinct value, by its name, in order of first appearance."""
     names = name_values(values, what)
     rows: dict[str, list[int]] = {name: [] for name in names.values()}
     for k, value in enumerate(values):
@@ -391,13 +333,7 @@ def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, Rows]:
 
 @contextmanager
 def naming(client: str) -> Iterator[None]:
-    """Say in a refusal whose rows it is about.
-
-    >>> with naming("north"):
-    ...     raise DataError("Column 'age' holds inf.")
-    Traceback (most recent call last):
-    equifed.data.split.DataError: Client 'north': column 'age' holds inf.
-    """
+    """Say in a refusal whose rows it is about."""
     try:
         yield
     except DataError as error:

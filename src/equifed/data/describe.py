@@ -66,10 +66,7 @@ def describe_clients(
     counts: NDArray[np.int64] | None,
     class_names: Sequence[str] = (),
 ) -> Table:
-    """Return clients as rows: how many samples they have, and of which classes.
-
-    With more than twelve classes, the number of classes present stands for the counts (n, classes).
-    """
+    """Return clients as rows: how many samples they have, and of which classes."""
     columns = {label: (values, int(values.sum())) for label, values in sizes.items()}
     if counts is not None and counts.shape[1] <= 12:
         titles = class_names or tuple(f"class {k}" for k in range(counts.shape[1]))
@@ -85,12 +82,7 @@ def describe_clients(
 
 
 def describe_columns(columns: Columns, client: str, features: Sequence[str]) -> Described:
-    """Return what every client has in every column, from all its rows.
-
-    >>> table = Columns({"site": ["n", "n", "s"], "age": [40, 60, None]})
-    >>> describe_columns(table, "site", ["age"])["age"]["n"]
-    {'rows': 2, 'missing': 0, 'mean': 50.0, 'deviation': 10.0}
-    """
+    """Return what every client has in every column, from all its rows."""
     named = np.array([k for k, value in enumerate(columns[client]) if value is not None])
     known = columns.take(named)
     owners = group_rows(known[client], f"Column {client!r}")

@@ -40,12 +40,7 @@ def read_file(path: Path) -> Any:
 
 
 def read_csv(path: Path) -> dict[str, list[str]]:
-    """Read a CSV file whose first line names the columns.
-
-    The separator is the one of comma, semicolon, tab and bar that makes most of the first line.
-    Lines without any content are skipped. The file is UTF-8 (or says that it is UTF-16) and may be
-    compressed by gzip. A file above ``MOST_BYTES`` is refused before it is loaded.
-    """
+    """Read a CSV file whose first line names the columns."""
     separator, text = _find_separator(_read_text(path))
     file = io.StringIO(text, newline="")
     reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t")

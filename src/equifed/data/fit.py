@@ -73,29 +73,10 @@ def ask_kinds(
     *,
     client: str | None = None,
     categories: Sequence[str] = (),
-    choosy: bool = False,
+    choosy: bool = False,  # leave out what is no feature (identifiers, dates); else refuse it
     left_out: Sequence[str] = (),
 ) -> Question:
-    """Return the first question of a fit.
-
-    Parameters
-    ----------
-    features : sequence of str
-        Columns that features come from, in order.
-    target : Target
-        What is predicted; it goes into the preparation as it is.
-    prepare : Prepare
-        How columns become features.
-    client : str, optional
-        Title of the column with the client's name.
-    categories : sequence of str
-        Columns that a data frame says are categories, for ``categorical="auto"``.
-    choosy : bool
-        Leave out columns that are no features (identifiers, dates, all gaps), and list them with
-        the reason in the preparation's ``left_out``; otherwise they are refused.
-    left_out : sequence of str
-        Columns of the table that are not asked for.
-    """
+    """Return the first question of a fit."""
     rule = prepare.categorical
     coded = categories if rule == "auto" else rule
     return {
@@ -111,13 +92,7 @@ def ask_kinds(
 
 
 def fit_preparation(rows: Mapping[str, Columns], asked: Question) -> Preparation:
-    """Ask the clients, whose rows are given by name, until the preparation is known.
-
-    >>> rows = {"n": Columns(age=[40, 60]), "s": Columns(age=[None, 50])}
-    >>> fitted = fit_preparation(rows, ask_kinds(["age"], Target("ill"), Prepare()))
-    >>> fitted.columns[0].fill, round(fitted.columns[0].scale, 3), fitted.feature_names
-    (50.0, 8.165, ('age', 'age missing'))
-    """
+    """Ask the clients, whose rows are given by name, until the preparation is known."""
     told: Question | Preparation = asked
     while not isinstance(told, Preparation):
         told = combine(told, {name: describe_rows(mine, told, name) for name, mine in rows.items()})
@@ -345,13 +320,7 @@ def _make_categories(name: str, asked: Question) -> CategoryColumn:
 
 
 def describe_target(name: str, values: Sequence[Any], task: str | None = None) -> dict[str, Any]:
-    """Return what one client tells of its targets: of which kind they are, and which labels.
-
-    Labels are told unless the target is a regression: by ``task``, or because of its fractions.
-
-    >>> describe_target("ill", ["no", "yes", "no"])
-    {'numeric': False, 'whole': False, 'labels': ['no', 'yes']}
-    """
+    """Return what one client tells of its targets: of which kind they are, and which labels."""
     where = f"Column {name!r}"
     try:
         values = list({(type(v), v): v for v in values}.values())
@@ -396,12 +365,7 @@ def combine_targets(
     task: str | None = None,
     classes: int | None = None,
 ) -> Target:
-    """Return the target of all clients, from what :func:`describe_target` gave for each.
-
-    >>> told = {"n": describe_target("y", [-1, 1]), "s": describe_target("y", ["1"])}
-    >>> combine_targets("y", told)
-    Target(name='y', classes=('-1', '1'))
-    """
+    """Return the target of all clients, from what :func:`describe_target` gave for each."""
     where = f"Column {name!r}"
     numeric = {client: told["numeric"] for client, told in answers.items()}
     if task is None and len(set(numeric.values())) > 1:

@@ -53,10 +53,7 @@ NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})
 
 @dataclass(frozen=True)
 class Guess:
-    """Which column is what, and why: ``left_out`` and ``remarks`` are for the user to read.
-
-    ``groups`` could divide the rows.
-    """
+    """Which column is what, and why: ``left_out`` and ``remarks`` are for the user to read."""
 
     client: str
     target: str
@@ -187,14 +184,11 @@ def _describe_group(look: Look) -> str:
 
 
 def is_identifier(name: str, look: Look) -> bool:
-    """Tell whether every row has a value of its own that means nothing; copies of rows do not help.
-
-    Of whole numbers, by the name, or because amounts within that span would meet now and then:
-    n^2 / (2 span) pairs of n amounts are expected to be equal, and hardly any is.
-    """
+    """Tell whether every row has a value of its own that means nothing, but for copies of rows."""
     twice = look.count - look.different
     if look.count < 10 or twice > look.count // 10 or (twice and look.kind != "whole"):
         return False
+    # of n amounts within a span n^2 / (2 span) pairs would be equal; of identifiers hardly any is
     expected = look.count**2 / (2 * look.span) if look.span else 0.0
     crowded = expected > PAIRS * max(1, twice)
     named = bool(_words(name) & {*IDENTIFIERS})
@@ -214,12 +208,7 @@ def find_numbered_rows(columns: Columns, used: Sequence[str]) -> list[str]:
 
 
 def find_misused_groups(columns: Columns, groups: str | None, group: str | None) -> list[str]:
-    """Warn of a column given as ``groups`` that seems to tell people apart, not kinds of people.
-
-    >>> told = find_misused_groups({"patient": [k // 3 for k in range(90)]}, "patient", None)
-    >>> told[0][:61]
-    "column 'patient', named in groups, has 30 different values: g"
-    """
+    """Warn of a column given as ``groups`` that seems to tell people apart, not kinds of people."""
     if groups is None or groups == group:  # the latter keeps its rows together
         return []
     look = look_at(columns[groups])
@@ -240,21 +229,13 @@ def _is_group(name: str, look: Look) -> bool:
 
 
 def _words(name: str) -> set[str]:
-    """Return the words of a column's name.
-
-    >>> sorted(_words("patientID_2")), sorted(_words("Hospital.name"))
-    (['2', 'id', 'patient'], ['hospital', 'name'])
-    """
+    """Return the words of a column's name."""
     apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", name)
     return {word.lower() for word in re.split(r"[^A-Za-z0-9]+", apart) if word}
 
 
 def describe_numbers_as_text(values: Sequence[Any]) -> str | None:
-    """Say that texts are numbers in disguise, if they are.
-
-    >>> describe_numbers_as_text(["12 %", "9 %"])
-    "numbers written as text, such as '12 %': write them plainly (12) to use them"
-    """
+    """Say that texts are numbers in disguise, if they are."""
     texts = [v for v in values if isinstance(v, str)]
     if not texts or not all(NUMBER_AS_TEXT.fullmatch(t) for t in texts):
         return None
@@ -266,11 +247,7 @@ def describe_numbers_as_text(values: Sequence[Any]) -> str | None:
 
 
 def find_spellings(name: str, values: Sequence[Any]) -> list[str]:
-    """Name texts that differ in capitals or spaces alone: each is a category of its own.
-
-    >>> find_spellings("sex", ["f", "F", "m"])
-    ["sex: 'f' and 'F' differ in capitals or spaces alone, and count as different"]
-    """
+    """Name texts that differ in capitals or spaces alone: each is a category of its own."""
     alike: dict[str, list[str]] = {}
     for text in dict.fromkeys(v for v in values if isinstance(v, str)):
         alike.setdefault("".join(text.casefold().split()), []).append(text)
@@ -283,12 +260,7 @@ def find_spellings(name: str, values: Sequence[Any]) -> list[str]:
 
 
 def find_leaks(columns: Mapping[str, list[Any]], used: Sequence[str], target: str) -> list[str]:
-    """Name features that alone tell the class of every row, as a code of the outcome does.
-
-    >>> table = {"code": ["a", "b"] * 10, "age": [*range(20)], "ill": ["no", "yes"] * 10}
-    >>> find_leaks(table, ["code", "age"], "ill")
-    ['code: tells ill of every row by itself; if it is known only afterwards, leave it out']
-    """
+    """Name features that alone tell the class of every row, as a code of the outcome does."""
     classes = name_categories(columns[target])
     return [
         f"{name}: tells {target} of every row by itself; if it is known only afterwards, leave it "

@@ -209,10 +209,8 @@ def build_partition(spec: Partition | str | Mapping[str, Any]) -> Partition:
 
 
 def draw_dirichlet(draw: np.random.Generator, alpha: float, size: int) -> Shares:
-    """Draw from a symmetric Dirichlet law; stable when alpha is so small that gammas underflow.
-
-    log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha, then a softmax.
-    """
+    """Draw from a symmetric Dirichlet law; stable when alpha is so small that gammas underflow."""
+    # log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha, then a softmax
     logs = np.log(draw.standard_gamma(alpha + 1, size)) + np.log(draw.random(size)) / alpha
     shares = np.exp(logs - logs.max())
     return np.asarray(shares / shares.sum())

@@ -105,11 +105,7 @@ class Target:
     classes: tuple[str, ...] | None = None
 
     def name_labels(self, values: Sequence[Any]) -> list[str]:
-        """Return labels as class names are written: numbers alike, however they were typed.
-
-        >>> Target("y", ("-1", "1")).name_labels(["+1", 1.0, "01", "x"])
-        ['1', '1', '1', 'x']
-        """
+        """Return labels as class names are written: numbers alike, however they were typed."""
         if not all(WHOLE.fullmatch(name) for name in self.classes or ()):
             return [name_category(v) for v in values]
         numbers = [to_numbers([v]) for v in values]
@@ -141,28 +137,14 @@ class Target:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """A column of numbers: gaps are filled, then ``(value - centre) / scale``.
-
-    Parameters
-    ----------
-    name : str
-        Title of the column.
-    fill : float, optional
-        What stands for a missing value, in the column's own unit; None: a gap is refused.
-    centre, scale : float
-        In the column's own unit.
-    indicator : bool
-        Whether a 0/1 column follows that says where values were missing.
-    by_client : tuple of (str, float, float, float)
-        Client, and the centre, scale and fill value of its own; empty when all share one.
-    """
+    """A column of numbers: gaps are filled, then ``(value - centre) / scale``."""
 
     name: str
-    fill: float | None = None
+    fill: float | None = None  # of a missing value, unscaled; None: a gap is refused
     centre: float = 0.0
     scale: float = 1.0
-    indicator: bool = False
-    by_client: tuple[tuple[str, float, float, float | None], ...] = ()
+    indicator: bool = False  # a 0/1 column follows that says where values were missing
+    by_client: tuple[tuple[str, float, float, float | None], ...] = ()  # centre, scale, fill
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -184,29 +166,13 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """A column of categories: one 0/1 column each.
-
-    Parameters
-    ----------
-    name : str
-        Title of the column.
-    categories : tuple of str
-        Those with a column of their own.
-    other : bool
-        Whether a column ``NAME=other`` stands for rare categories, and those never seen. Without
-        one, a category never seen is a row of zeros.
-    unknown : {"other", "error"}
-        Whether a category never seen is taken so, or refused.
-    indicator : bool
-        Whether a 0/1 column follows that says where values were missing. Without one, a gap is
-        treated as a category never seen.
-    """
+    """A column of categories: one 0/1 column each."""
 
     name: str
-    categories: tuple[str, ...]
-    other: bool = False
-    unknown: Unknown = "other"
-    indicator: bool = False
+    categories: tuple[str, ...]  # each has a column; one never seen is a row of zeros
+    other: bool = False  # ... or in a column NAME=other, with the rare ones
+    unknown: Unknown = "other"  # or "error": one never seen is refused
+    indicator: bool = False  # a 0/1 column for gaps; without it a gap is a category never seen
 
     @property
     def titles(self) -> tuple[str, ...]:

@@ -36,12 +36,7 @@ class DataError(ValueError):
 
 
 def refuse(wrong: Iterable[T], explain: Callable[[T], str]) -> None:
-    """Raise a :class:`DataError` about the first wrong thing, if there is one.
-
-    >>> refuse((n for n in (1, -2, -3) if n < 0), lambda n: f"sizes must be positive, got {n}.")
-    Traceback (most recent call last):
-    equifed.data.split.DataError: sizes must be positive, got -2.
-    """
+    """Raise a :class:`DataError` about the first wrong thing, if there is one."""
     for first in wrong:
         raise DataError(explain(first))
 
@@ -292,11 +287,8 @@ class Holdout:
 
 
 def draw_rows(name: str, rows: int, holdout: Holdout) -> tuple[Rows, Rows, Rows]:
-    """Return the positions of a client's training, validation and test rows, each in order.
-
-    They are drawn without replacement from the address ``("split", client name)``: the same rows
-    whatever other clients there are.
-    """
+    """Return the positions of a client's training, validation and test rows, each in order."""
+    # by the client's name: the same rows whatever other clients there are
     order = Stream(holdout.seed).at("split", name).generator().permutation(rows)
     validation, test = holdout.counts(rows)
     ends = [test, test + validation]
@@ -324,11 +316,9 @@ def divide_at_random(owners: Mapping[str, Rows], holdout: Holdout) -> Labels:
 def divide_groups(
     owners: Mapping[str, Rows], groups: Mapping[str, Rows], holdout: Holdout
 ) -> Labels:
-    """Return the split of every row, all rows of one group (a patient, say) in the same one.
-
-    Groups are taken in random order while that brings a client nearer to its fractions. A group
-    with rows at several clients is in one split at all of them.
-    """
+    """Return the split of every row, all rows of one group (a patient, say) in the same one."""
+    # A group at several clients is in one split at all of them; the others are taken in random
+    # order while that brings a client nearer to its fractions.
     client = list_owners(owners)
     part = np.full(len(client), "train", dtype="U10")
     several = {g: rows.tolist() for g, rows in groups.items() if len(set(client[rows])) > 1}
@@ -366,10 +356,7 @@ def _place_groups(
 def divide_by_time(
     owners: Mapping[str, Rows], moments: NDArray[np.float64], holdout: Holdout
 ) -> Labels:
-    """Return the split of every row: a client's last rows are for test, those before validation.
-
-    Rows of one moment stay together; the fractions are met as nearly as that allows.
-    """
+    """Return the split of every row: a client's last rows are for test, those before validation."""
     part = np.full(len(moments), "train", dtype="U10")
     for rows in owners.values():
         order = rows[np.argsort(moments[rows], kind="stable")]

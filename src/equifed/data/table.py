@@ -221,10 +221,7 @@ def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) ->
 def find_duplicates(
     part: Labels, owners: Mapping[str, Rows], cells: Sequence[Sequence[Any]], numbers: Rows
 ) -> list[str]:
-    """Say how many held-out rows equal a training row in all features and the target.
-
-    ``numbers`` are the rows as the user counts them.
-    """
+    """Say how many held-out rows equal a training row in all features and the target."""
     keys: list[Hashable] = list(zip(*cells, strict=True))
     try:
         trained = {keys[row]: row for row in np.flatnonzero(part == "train")[::-1].tolist()}

@@ -51,40 +51,18 @@ FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 200, 10_000_000
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """Every client's own model, measured.
+    """Every client's own model, measured."""
 
-    Parameters
-    ----------
-    record : MetricRecord
-        The main metric on its split: what ``history.alone`` takes. A client with one class in
-        training has the accuracy of that class, and NaN in other metrics.
-    losses : array, shape (N,)
-        Training loss, penalty included, of the own model with the given ``l2``: for exact solves
-        the least one there is, so baselines of :class:`equifed.objectives.ExcessRisk`.
-    l2 : array, shape (N,)
-        The strength of the penalty behind ``record``.
-    one_class : tuple of str
-        Clients with one class in training.
-    how : str
-        How the models were found.
-    samples : list of arrays
-        The main metric of every single sample, client by client; empty if it is no mean of such.
-    """
-
-    record: MetricRecord
-    losses: Losses
-    l2: Losses
-    one_class: tuple[str, ...]
+    record: MetricRecord  # the main metric; of a client with one class its accuracy, else NaN
+    losses: Losses  # training loss with the given l2: baselines of equifed.objectives.ExcessRisk
+    l2: Losses  # strength of each client's penalty behind record
+    one_class: tuple[str, ...]  # clients with one class in training
     how: str
-    samples: list[Losses] = field(default_factory=list, repr=False)
+    samples: list[Losses] = field(default_factory=list, repr=False)  # of the metric, by client
     data: Federation | None = field(default=None, repr=False)
 
     def add_to(self, history: History) -> dict[str, Any]:
-        """Put it into the history of the shared model, and return the event that tells of it.
-
-        Both models' answers to the same samples are compared there, where the history knows the
-        shared one (``history.trained``).
-        """
+        """Put it into the history of the shared model, and return the event that tells of it."""
         shown, mine = history.main_metric(), (self.record.metric, self.record.split)
         if shown != mine:
             raise ValueError(
@@ -321,12 +299,7 @@ def find_one_class(data: Federation) -> tuple[str, ...]:
 
 
 def is_small_and_convex(clients: Any, data: Federation) -> bool:
-    """Tell whether own models cost next to nothing, so that every run can have them.
-
-    A linear model of at most 200 parameters with the squared, logistic or cross-entropy loss, at
-    most 50 clients that all have training samples, at most 10 million numbers (training samples
-    times parameters), in one process.
-    """
+    """Tell whether own models cost next to nothing, so that every run can have them."""
     model, train = clients.model, data.train
     if model is None or clients.group() is not None:
         return False
@@ -358,11 +331,7 @@ def wants_alone(built: Run) -> bool:
 
 
 def add_alone(history: History, built: Run, out: Path | None) -> History:
-    """Fit own models beside a trained run; write them into its folder, if any, and finish it.
-
-    Where own models cannot be fitted, the shared one is still there; a kill leaves the folder
-    unfinished.
-    """
+    """Fit own models beside a trained run; write them into its folder, if any, and finish it."""
     given = built.clients, built.federation, built.algorithm, built.config.rounds
     folder = None if out is None else RunFolder(out, history.names, built.clients.group())
     try:
@@ -383,10 +352,7 @@ def add_alone(history: History, built: Run, out: Path | None) -> History:
 def fit_alone(
     history: History, clients: Any, data: Federation, algorithm: Any, rounds: int
 ) -> dict[str, Any] | None:
-    """Fit own models to be told beside a shared one, and return the event; None: no metric.
-
-    What would be warnings of the fit is told with it: the shared model is what was asked for.
-    """
+    """Fit own models to be told beside a shared one, and return the event; None: no metric."""
     shown, local = history.main_metric(), find_local(algorithm)
     if shown is None:
         return None
@@ -405,10 +371,7 @@ def fit_alone(
 
 
 def find_local(algorithm: Any) -> LocalSGD | None:
-    """Return the plain local steps of an algorithm, or of the one inside it; None: not fixed.
-
-    A schedule sets the length of SCAFF-PD's steps, round by round.
-    """
+    """Return the plain local steps of an algorithm, or of the one inside it; None: not fixed."""
     work, inner = getattr(algorithm, "local", None), getattr(algorithm, "algorithm", None)
     if hasattr(algorithm, "steps"):  # a schedule
         return None

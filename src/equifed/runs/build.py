@@ -187,11 +187,7 @@ def _settle_engine(engine: Table, clients: Clients) -> Table:
 def measure_step(
     table: Table, algorithm: AnyAlgorithm, clients: Clients, seed: int
 ) -> tuple[Table, AnyAlgorithm]:
-    """Return an algorithm and its table with the local step size measured, if it is ``"auto"``.
-
-    It is measured once, before the first round, and written into the resolved configuration, so
-    that a run's folder says what was used and a resumed run uses the same.
-    """
+    """Return an algorithm and its table with the local step size measured, if it is ``"auto"``."""
     if isinstance(table.get("algorithm"), Mapping):  # a wrapper: it is the one inside that steps
         wrapper: Any = algorithm
         inner, core = measure_step(table["algorithm"], wrapper.algorithm, clients, seed)

@@ -47,11 +47,7 @@ class Entry:
     paper: str = ""
 
     def load(self) -> Callable[..., Any]:
-        """Import the constructor.
-
-        >>> Entry("equifed.contract.local:LocalSGD", "local work").load()
-        <class 'equifed.contract.local.LocalSGD'>
-        """
+        """Import the constructor."""
         constructor: Callable[..., Any] = load_address(self.address)
         return constructor
 
@@ -111,10 +107,7 @@ def address_of(function: Callable[..., Any]) -> str:
 
 
 def locate_address(address: str, folder: Path | None) -> str:
-    """Return the address with the path of its file, if that lies beside the configuration.
-
-    ``folder`` is that of the configuration file; without one there is nothing to lie beside.
-    """
+    """Return the address with the path of its file, if that lies beside the configuration."""
     home, _, name = address.rpartition(":")
     if home.endswith(".py"):
         return f"{os.path.abspath((folder or Path()) / Path(home).expanduser())}:{name}"
@@ -431,12 +424,7 @@ KINDS = {
 
 
 def name_of(section: str, value: object) -> str:
-    """Return the name under which a section constructs objects like ``value``, or its address.
-
-    >>> from equifed.objectives import CVaR
-    >>> name_of("objectives", CVaR(0.5))
-    'cvar'
-    """
+    """Return the name under which a section constructs objects like ``value``, or its address."""
     kind = type(value)
     for name, entry in SECTIONS[section].entries().items():
         if entry.address.endswith(f":{kind.__name__}") and entry.load() is kind:

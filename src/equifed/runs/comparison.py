@@ -62,18 +62,10 @@ COLUMNS = ("average_by_client", "worst", "worst_20_percent", "spread", "gini")
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What :func:`equifed.compare` returns.
+    """What :func:`equifed.compare` returns."""
 
-    Attributes
-    ----------
-    histories : dict of lists of History
-        The runs of every method, one for each seed.
-    measured : Report
-        Every measure with its interval, and the differences to the baseline within seeds.
-    """
-
-    histories: dict[str, list[History]]
-    measured: Report
+    histories: dict[str, list[History]]  # one for each seed
+    measured: Report  # every measure, and the differences to the baseline within seeds
 
     def to_frame(self) -> Any:
         """Return a tidy data frame: method, seed, client, split, metric, round, value."""
@@ -84,11 +76,7 @@ class Comparison:
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw every method's worst client (and its average, dashed) over the rounds.
-
-        Lines are means over seeds, bands reach from the lowest to the highest seed. Returns the
-        matplotlib axes.
-        """
+        """Draw every method's worst client (and its average, dashed) over the rounds."""
         scale = self.measured.scale
         if scale is None:
             raise ValueError("There is nothing to draw: nothing was evaluated.")
@@ -284,10 +272,7 @@ def _measure(
 
 
 def plan_jobs(variants: Mapping[str, RunConfig], seeds: int, out: Path) -> list[Job]:
-    """Return the runs, seed by seed, so that an interrupted comparison is a smaller one.
-
-    The seeds count up from the first configuration's.
-    """
+    """Return the runs, seed by seed, so that an interrupted comparison is a smaller one."""
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
     start = next(iter(variants.values())).seed
@@ -307,12 +292,7 @@ def compare_configs(
     title: str | None = None,
     console: Console | None = None,
 ) -> Report:
-    """Run what is missing of a comparison of configurations, measure it, and write it down.
-
-    The arguments are those of :func:`compare`, with the first seed in the configuration. Complete
-    runs in ``out`` are kept and begun ones are resumed; ``problems`` of the report says which
-    failed.
-    """
+    """Run what is missing of a comparison of configurations, measure it, and write it down."""
     out, console = Path(out), console or Console(quiet=True)
     if baseline is not None and baseline not in variants:
         raise ConfigError([f"there is no variant {baseline!r}; choose from {', '.join(variants)}"])
@@ -332,12 +312,7 @@ def sweep(
     seeds: int = 1,
     **options: Any,
 ) -> tuple[Report, list[dict[str, Any]]]:
-    """Compare a configuration with every combination of values (``key.path=value,value,...``).
-
-    Writes ``frontier.svg``, ``frontier.csv`` and ``frontier.html`` into ``out``, beside what
-    :func:`compare_configs` writes, whose ``options`` they are. Returns the report and the points:
-    settings as given, measures with intervals, and whether no other point is better in both.
-    """
+    """Compare a configuration with every combination of values (``key.path=value,value,...``)."""
     path, out, grid = Path(path), Path(out), read_grid(over)
     options |= {"seeds": seeds, "title": f"{path.stem} over {' and '.join(grid)}"}
     report = compare_configs(read_points(path, grid, overrides), out, **options)

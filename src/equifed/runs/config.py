@@ -272,11 +272,7 @@ USUAL: Table = {
 
 
 def in_words_of_today(table: Any) -> Any:
-    """Return the settings of a run of version 0.2 as this version has them; others as they are.
-
-    >>> in_words_of_today({"name": "scaff-pd", "metric": "none", "local": {"average": False}})
-    {'name': 'scaff-pd', 'local': {}}
-    """
+    """Return the settings of a run of version 0.2 as this version has them; others as they are."""
     if not isinstance(table, Mapping):
         return table
     gone = {"snapshot", "average", "mean_gradient", "multiplier", "hinge", "remember_on"}
@@ -361,10 +357,7 @@ def check_guard(algorithm: AnyAlgorithm, guard: Guard | None) -> None:
 
 
 def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgorithm:
-    """Return the algorithm of a resolved table; ``sizes`` are the clients' training samples.
-
-    It is constructed when the configuration is checked, and again only if it needs the sizes.
-    """
+    """Return the algorithm of a resolved table; ``sizes`` are the clients' training samples."""
     text = json.dumps(table)
     needed = None if sizes is None or f'"{BY_SIZE}"' not in text else tuple(sizes)
     return _algorithm(text, needed)

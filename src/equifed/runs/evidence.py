@@ -87,21 +87,7 @@ def pack_evidence(
     overwrite: bool = False,
     trust: bool = False,
 ) -> Path:
-    """Write the evidence pack of a complete run, and return its path.
-
-    Parameters
-    ----------
-    folder : path
-        The run. One that has not ended, or of which a file is damaged, is refused.
-    out : path, optional
-        The zip; ``RUN-evidence.zip`` beside the folder by default.
-    with_model : bool
-        Put the model's parameters in, too.
-    overwrite : bool
-        Replace a file that is there.
-    trust : bool
-        Load the code that the folder names, for the model card; see :func:`equifed.load_predictor`.
-    """
+    """Write the evidence pack of a complete run, and return its path."""
     path = Path(folder)
     whole = path.absolute()
     target = Path(out) if out is not None else whole.with_name(f"{whole.name}-evidence.zip")

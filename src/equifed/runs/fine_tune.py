@@ -44,10 +44,7 @@ Found = tuple[Predictor, dict[str, "Choice"], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Choice:
-    """How own parts are found: by a fit (temperature, penalty) or by local steps (lr, steps).
-
-    An infinite penalty, or no steps, change nothing.
-    """
+    """How own parts are found: by a fit (temperature, penalty) or by local steps (lr, steps)."""
 
     settings: Mapping[str, float]
 

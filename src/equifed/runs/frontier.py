@@ -58,17 +58,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True, repr=False)
 class Frontier:
-    """What :func:`frontier` returns.
-
-    Attributes
-    ----------
-    points : tuple of FrontierPoint
-        From the average to the worst case.
-    chosen : FrontierPoint
-        The point that the rule picks.
-    metric, split, rule : str
-        What was measured, on which samples, and how the point was picked.
-    """
+    """What :func:`frontier` returns."""
 
     points: tuple[FrontierPoint, ...]
     chosen: FrontierPoint

@@ -149,11 +149,7 @@ def _comment(text: str) -> str:
 
 
 def write_toml(value: Any) -> str:
-    """Return a value as a configuration has it; a table of a name alone is its name.
-
-    >>> write_toml({"name": "cvar"}), write_toml([0.5, "a"]), write_toml({"lr": 1})
-    ('"cvar"', '[0.5, "a"]', '{ lr = 1 }')
-    """
+    """Return a value as a configuration has it; a table of a name alone is its name."""
     import tomli_w
 
     if isinstance(value, list | tuple):
@@ -172,12 +168,7 @@ TRIED = 3
 
 
 def estimate(config: RunConfig) -> dict[str, Any]:
-    """Build a run, try its first rounds, and return what all of it will take. Nothing is written.
-
-    Traffic is that of the first round and, for all others, that of the last one tried; an algorithm
-    that changes what it asks later is not foreseen. Evaluations are counted as often as the
-    configuration has them. Memory is the largest that the process has needed so far, in bytes.
-    """
+    """Build a run, try its first rounds, and say what all of it takes. Nothing is written."""
     start = time.perf_counter()
     built = build_run(config)
     loaded = time.perf_counter() - start

@@ -195,10 +195,7 @@ def _read_own(path: Path, named: Any) -> dict[str, Any]:
 
 
 def load_preparation(out: str | Path) -> Preparation | None:
-    """Return how the data of a run were prepared; None for data that came as arrays.
-
-    It must be the one whose digest ``run.json`` has: another would give other predictions.
-    """
+    """Return how the data of a run were prepared; None for data that came as arrays."""
     path = Path(out) / PREPARATION
     try:
         told = read_json(path.parent / RUN)["data"].get("preparation")
@@ -216,10 +213,7 @@ def load_preparation(out: str | Path) -> Preparation | None:
 
 
 def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
-    """Write the model card of a complete run into a folder, and return the file.
-
-    ``trust`` is as for :func:`load_predictor`.
-    """
+    """Write the model card of a complete run into a folder, and return the file."""
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
     prepared = predictor.preparation
     text = write_card(
@@ -241,11 +235,7 @@ def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False
 
 @dataclass(frozen=True)
 class Drift:
-    """One metric on new rows, beside what it was at training.
-
-    ``split`` is where it was measured then, None if it was not; ``rows`` has a record per client
-    with new rows, with NaN for what was not measured.
-    """
+    """One metric on new rows, beside what it was at training."""
 
     metric: str
     split: str | None
@@ -255,18 +245,7 @@ class Drift:
 def evaluate(
     folder: str | Path, table: Any, client: str | None = None, *, trust: bool = False
 ) -> list[Drift]:
-    """Measure the model of a run on new labelled rows, client by client.
-
-    Parameters
-    ----------
-    folder : path
-        Folder of a complete run on a table.
-    table : path, DataFrame or mapping of columns
-        New rows with the target's column and, unless ``client`` names the owner of all of them, the
-        client's column.
-    trust : bool
-        Load the code that the folder names; see :func:`equifed.load_predictor`.
-    """
+    """Measure the model of a run on new labelled rows, client by client."""
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
     config = RunConfig.read(_need_config(path))
     federation = _gather(predictor, table, client, read_json(path / RUN)["samples"]["classes"])

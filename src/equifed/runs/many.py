@@ -44,11 +44,7 @@ Grid = Mapping[str, Sequence[str]]
 def read_variants(
     paths: Sequence[str | Path], overrides: Iterable[str] = ()
 ) -> dict[str, RunConfig]:
-    """Read configurations to compare: several files, named after them, or files with variants.
-
-    A file with tables ``[variants.NAME]`` stands for one configuration per variant: the rest of the
-    file with the variant's settings put in (see :func:`merge_tables`).
-    """
+    """Read configurations to compare: several files, named after them, or files with variants."""
     overrides, found = list(overrides), dict[str, RunConfig]()
     for path in map(Path, paths):
         table = read_table(path)
@@ -70,11 +66,7 @@ def read_variants(
 
 
 def read_grid(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Read the settings of a sweep, ``key.path=value,value,...`` each.
-
-    >>> read_grid(["algorithm.objective.rho=0.01,0.1"])
-    {'algorithm.objective.rho': ('0.01', '0.1')}
-    """
+    """Read the settings of a sweep, ``key.path=value,value,...`` each."""
     grid: dict[str, tuple[str, ...]] = {}
     for text in texts:
         key, _, rest = (part.strip() for part in text.partition("="))
@@ -92,11 +84,7 @@ def read_grid(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def name_points(grid: Grid) -> dict[str, tuple[str, ...]]:
-    """Return every combination of values; settings are named by their last word, if they differ.
-
-    >>> name_points({"algorithm.q": ("1", "2"), "algorithm.local.lr": ("3",)})
-    {'q = 1, lr = 3': ('1', '3'), 'q = 2, lr = 3': ('2', '3')}
-    """
+    """Return every combination of values; settings are named by their last word, if they differ."""
     short = [key.rpartition(".")[2] for key in grid]
     names = short if len(set(short)) == len(grid) else list(grid)
     return {
@@ -232,11 +220,7 @@ def check_folders(jobs: Sequence[Job], overwrite: bool = False) -> None:
 
 
 def agree(wanted: Any, stored: Any) -> bool:
-    """Tell whether a stored table is the wanted one, but for an ``auto`` that the data settled.
-
-    >>> agree({"name": "mlp", "loss": "auto"}, {"name": "mlp", "loss": "squared"})
-    True
-    """
+    """Tell whether a stored table is the wanted one, but for an ``auto`` that the data settled."""
     if not isinstance(wanted, Mapping) or not isinstance(stored, Mapping):
         return bool(wanted == stored)
     settled = {key for key in ("loss", "lr") if wanted.get(key) == AUTO}
@@ -307,11 +291,7 @@ class Task(Planned):
 
 
 def name_folders(names: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:
-    """Return the folder of every run in that of a comparison, seed by seed.
-
-    >>> name_folders(["a b", "A.b"], [3])
-    {('a b', 3): 'runs/a-b/seed-3', ('A.b', 3): 'runs/a-b-1/seed-3'}
-    """
+    """Return the folder of every run in that of a comparison, seed by seed."""
     short: dict[str, str] = {}
     for name in names:
         own = slug(name)

@@ -43,12 +43,9 @@ WAY = (4, 16)
 
 
 class Heard(ClientsView):
-    """Clients that are not asked twice at one model; keeps what one run of a walk leaves the next.
+    """Clients that are not asked twice at one model; keeps what a run leaves the next one."""
 
-    The last model at which all clients were asked, their answers, and the algorithm's last state.
-    """
-
-    x: Vector | None = None
+    x: Vector | None = None  # the last model at which all clients were asked
     answers: tuple[Losses, ClientVectors] | None = None
     state: State | None = None
 
@@ -69,18 +66,12 @@ class Heard(ClientsView):
 
 @dataclass(frozen=True)
 class Continued:
-    """FairNewton that begins with what a run for a near objective left, and ends when it is proved.
+    """FairNewton that begins with what a run for a near objective left, and ends once proved."""
 
-    * What the clients answered at the last model of one run are the first answers of the next one:
-      proof of one objective and step towards the next are one round. The next run's first record
-      has a number ``continued``, and costs no exchange unless the metric has its turn.
-    * Where the weights of the last step prove that the objective is within ``gap`` of its minimum,
-      relative to it, a round asks for no metric and takes no step.
-    * The metric is kept, too, and corrected by the last step. It is summed anew in the second round
-      of a run, if it comes to that: the step in the old one was not good enough then. Where weights
-      are known to turn much, ``fresh`` has it summed at once, for one exchange.
-    """
-
+    # What the clients answered at the last model of one run are the first answers of the next: the
+    # proof of one objective and the step towards the next are one round, of no further exchange.
+    # The metric is kept and corrected by the last step; it is summed anew in the second round of a
+    # run, if there is one, or at once (``fresh``) where weights are known to turn much.
     algorithm: FairNewton
     gap: float
     heard: Heard = field(repr=False)
@@ -129,11 +120,7 @@ class Continued:
 
 
 class Walk:
-    """Runs of one algorithm for one objective after the other, each from the last one's model.
-
-    A run ends where its objective is certified to be within ``gap`` of its minimum; ``options`` are
-    those of :func:`equifed.train`.
-    """
+    """Runs of one algorithm for one objective after the other, each from the last one's model."""
 
     def __init__(
         self, algorithm: Any, clients: Clients, gap: float, options: dict[str, Any]

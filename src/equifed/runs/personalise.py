@@ -27,40 +27,18 @@ from equifed.training.tables import CONFIG, MODEL, RUN
 
 @dataclass(frozen=True, eq=False)
 class Personalised:
-    """A finished model with an own part for every client, and what that changed.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Predicts with every client's own part.
-    names : tuple of str
-        The own parameters.
-    choices : mapping of {"validation", "train"} to Choice
-        What held-out samples chose for own parts fitted to these samples.
-    fitted_on : tuple of str
-        Of each client: "validation", "train", or "nothing" where it has no samples.
-    metric, split : str
-        What is compared: accuracy, or mse of a regression; "" if there is no test split.
-    sizes : array of int
-        Test samples of each client.
-    before, after : array
-        The metric per client; NaN without test samples.
-    differences : tuple of Interval or None
-        After minus before on the same samples, with 95 % limits.
-    average : Interval, optional
-        The same of the average over these clients.
-    """
+    """A finished model with an own part for every client, and what that changed."""
 
     predictor: Predictor
     names: tuple[str, ...]
-    choices: Mapping[str, Choice]
-    fitted_on: tuple[str, ...]
-    metric: str
+    choices: Mapping[str, Choice]  # for own parts fitted to validation or to train samples
+    fitted_on: tuple[str, ...]  # of each client: "validation", "train" or "nothing"
+    metric: str  # "" without a test split
     split: str
-    sizes: Index
+    sizes: Index  # test samples of each client
     before: Losses
     after: Losses
-    differences: tuple[Interval | None, ...]
+    differences: tuple[Interval | None, ...]  # after minus before on the same samples
     average: Interval | None
 
     def rows(self) -> list[dict[str, Any]]:

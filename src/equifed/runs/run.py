@@ -210,11 +210,7 @@ def is_first() -> bool:
 
 
 def run_workers(count: int, arguments: Sequence[str]) -> int:
-    """Run ``equifed ARGUMENTS`` in a group of processes and return the exit status.
-
-    The first process keeps the terminal; the others are silent. When one ends with an error, the
-    others are ended too, since they would wait for it.
-    """
+    """Run ``equifed ARGUMENTS`` in a group of processes and return the exit status."""
     threads = str(max(1, (os.cpu_count() or 1) // count))
     group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment = {"OMP_NUM_THREADS": threads} | os.environ | group

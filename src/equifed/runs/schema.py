@@ -106,11 +106,7 @@ Settings = Mapping[str, Setting]
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the type alone.
-
-    >>> alternatives(int | None)
-    (<class 'int'>, <class 'NoneType'>)
-    """
+    """Return the members of a union, or the type alone."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         return typing.get_args(annotation)
     return (annotation,)
@@ -158,11 +154,7 @@ def describe(value: Any, setting: Setting) -> Any:
 
 
 def describe_fields(value: Any, default: Mapping[str, Any] | None = None) -> Table:
-    """Return a dataclass instance as a configuration file would have it; None is left out.
-
-    Where leaving it out would mean the default it is ``"none"``. ``default`` is the table that an
-    incomplete one is completed from; the class's own defaults if not given.
-    """
+    """Return a dataclass instance as a configuration file would have it; None is left out."""
     out = {}
     kind: Callable[..., Any] = type(value)
     for name, setting in settings(kind).items():
@@ -176,15 +168,7 @@ def describe_fields(value: Any, default: Mapping[str, Any] | None = None) -> Tab
 
 
 def complete(given: Mapping[str, Any], default: Any) -> Table:
-    """Return a table with what it leaves out from a default; the names must be the same, if any.
-
-    >>> complete({"lr": 0.1}, {"lr": 0.02, "steps": 10, "batch_size": 50})
-    {'lr': 0.1, 'steps': 10, 'batch_size': 50}
-    >>> complete({"epochs": 1}, {"lr": 0.02, "steps": 10})
-    {'lr': 0.02, 'epochs': 1}
-    >>> complete({"name": "cvar"}, {"name": "chi-square", "rho": 0.1})
-    {'name': 'cvar'}
-    """
+    """Return a table with what it leaves out from a default; the names must be the same, if any."""
     if not isinstance(default, Mapping):
         return dict(given)
     if "name" in default and given.get("name", default["name"]) != default["name"]:
@@ -208,15 +192,7 @@ PLAIN = {
 
 
 def mismatch(value: Any, annotation: Any) -> tuple[str, str] | None:
-    """Say where a value of a TOML file is not of a type, and what it must be; None if it is.
-
-    Strictly: text is no number and a number no boolean. Lists stand for tuples. Of types that TOML
-    does not know everything is accepted; their constructors say what is wrong.
-
-    >>> mismatch([1, "x"], tuple[int, ...])
-    ('[1]', 'a whole number')
-    >>> mismatch(2, int | None)
-    """
+    """Say where a value of a TOML file is not of a type, and what it must be; None if it is."""
     if annotation in PLAIN:
         kinds, title = PLAIN[annotation]
         fits = isinstance(value, kinds) and (annotation is bool) == isinstance(value, bool)
@@ -245,10 +221,7 @@ def mismatch(value: Any, annotation: Any) -> tuple[str, str] | None:
 
 
 def open_step(table: Table, wanted: Settings) -> Table:
-    """Return an algorithm's table with ``"auto"`` where a local step size could be and is not.
-
-    Algorithms with a schedule of their own (SCAFF-PD) are left as they are.
-    """
+    """Return an algorithm's table with ``"auto"`` where a local step size could be and is not."""
     if "steps" in wanted:
         return table
     if "local" in wanted:
@@ -262,15 +235,7 @@ def open_step(table: Table, wanted: Settings) -> Table:
 
 
 class Checker:
-    """Resolves tables and collects what is wrong with them.
-
-    Parameters
-    ----------
-    folder : Path, optional
-        Folder of the configuration file; code of one's own is looked for there first.
-    measures : bool
-        Whether a local step size that is left out will be measured (:func:`open_step`).
-    """
+    """Resolves tables and collects what is wrong with them."""
 
     def __init__(self, folder: Path | None = None, measures: bool = False) -> None:
         self.folder, self.measures = folder, measures
@@ -404,11 +369,7 @@ def _join(path: str, key: str) -> str:
 def construct(
     constructor: Callable[..., Any], table: Table, path: str, sizes: Sizes = None, **given: Any
 ) -> Any:
-    """Call a constructor with a resolved table and what the program supplies.
-
-    ``sizes`` stands for ``"size"`` in settings that are numbers per client; where it is not known
-    yet they are left out, which is enough to check the others.
-    """
+    """Call a constructor with a resolved table and what the program supplies."""
     arguments = {}
     for name, setting in settings(constructor, tuple(given)).items():
         if name in table:

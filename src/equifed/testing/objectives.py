@@ -166,10 +166,7 @@ def check_feasibility(objective: Saddle, at: Points) -> None:
 
 
 def check_conjugacy(objective: Saddle, at: Points) -> None:
-    """Check Fenchel-Young: no feasible weights exceed the value, and ``weights`` attain it.
-
-    Asked of the weights of other losses, it says that weights are subgradients of the value.
-    """
+    """Check Fenchel-Young: no feasible weights exceed the value, and ``weights`` attain it."""
     value, best = objective.value(at.losses), objective.weights(at.losses)
     for other in (objective.prox(at.point, 1.0), objective.weights(at.losses + at.other)):
         above = float(other @ at.losses) - objective.penalty(other) - value
