@@ -30,7 +30,7 @@ ALGORITHMS = {
     "drfa": "dual_step = 0.1\n" + OBJECTIVE + LOCAL,
     "scaff-pd-ia": LOCAL + STEPS,
 }
-LIMITS = {"none": 0.0, "sums": 1e-9, "secure": 1e-9}
+LIMITS = {"none": 0.0, "secure": 1e-9}
 """Largest difference: none in clear; the rounding of fixed point, a few rounds of it, else."""
 
 

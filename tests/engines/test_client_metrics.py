@@ -17,7 +17,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data import DataError, Federation
 from equifed.engines.simulate import simulate
-from equifed.flower.secure.sums import PairSums
+from equifed.flower.secure.sums import SecureSums
 from equifed.metrics import METRICS, Metric, as_metrics, wilson_interval
 from equifed.models.losses import cross_entropy, weigh_classes
 from equifed.training.history import History, MetricRecord
@@ -382,6 +382,6 @@ def test_an_own_function_that_refuses_few_samples_does_not_end_the_run():
 def test_flower_with_hidden_sums_tells_metrics_and_no_details(tmp_path: Path):
     federation, the_task = convex(classes=2), task()
     grid = memory_grid(federation, the_task, tmp_path)
-    clients = flower_clients(grid, the_task, hidden=PairSums())
+    clients = flower_clients(grid, the_task, hidden=SecureSums())
     history = train(PLAIN, clients, rounds=1, evaluate=["test"], metrics=["auroc"])
     assert history.per_client("auroc") and history.details is None

@@ -106,13 +106,12 @@ def test_a_run_that_goes_on_keeps_its_clients_privacy_and_rounds(
     assert [r.exchanges for r in History.load(out).rounds] == [8, 8, 5]
 
 
-@pytest.mark.parametrize("privacy", ["sums", "secure"])
 def test_a_new_app_runs_with_hidden_sums(
-    privacy: str, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_app(app, tmp_path, monkeypatch, out=str(tmp_path / "clear"))
-    run_app(app, tmp_path, monkeypatch, out=str(tmp_path / privacy), privacy=privacy)
-    clear, hidden = History.load(tmp_path / "clear"), History.load(tmp_path / privacy)
+    run_app(app, tmp_path, monkeypatch, out=str(tmp_path / "hidden"), privacy="secure")
+    clear, hidden = History.load(tmp_path / "clear"), History.load(tmp_path / "hidden")
     assert clear.parameters is not None and hidden.parameters is not None
     for name, value in clear.parameters.items():
         torch.testing.assert_close(hidden.parameters[name], value, rtol=0, atol=1e-10)
@@ -168,7 +167,8 @@ def test_data_of_an_embedded_set_go_by_partition() -> None:
         ({}, "clients is required"),
         ({"clients": 0}, "at least 1"),
         ({"clients": 2, "privacy": "total"}, "privacy must be"),
-        ({"clients": 1, "privacy": "sums"}, "at least two clients"),
+        ({"clients": 2, "privacy": "sums"}, "'sums'.*is gone: use 'secure'"),
+        ({"clients": 1, "privacy": "secure"}, "at least two clients"),
         ({"clients": 2, "resume": True}, "resume needs 'out'"),
     ],
 )
@@ -308,7 +308,7 @@ def test_the_doctor_lets_a_site_say_hello_with_its_own_data(app: Path, tmp_path:
     memory.chmod(0o777)
     assert any("others can look into it" in text for text in found(f'memory="{memory}"'))
     assert not found('data="/nowhere.npz"')["the data /nowhere.npz are not there"]
-    assert not found('privacy="total"')["privacy is one of none, sums, secure, got 'total'"]
+    assert not found('privacy="total"')["privacy must be 'none' or 'secure', got 'total'"]
     assert any("cannot be read" in text for text in found('name="north" name="south"'))
 
 

@@ -36,7 +36,7 @@ from equifed.flower.app import RoundLog
 from equifed.flower.client import make_client_app
 from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import Hello
-from equifed.flower.secure.sums import PairSums, SecureSums
+from equifed.flower.secure.sums import SecureSums
 from equifed.flower.wire import PACK_LIMIT, Reply, Request, WireError
 from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
@@ -274,7 +274,7 @@ def test_absent_clients_have_no_numbers_in_an_evaluation(grid: MemoryGrid) -> No
 # -- memory -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hidden", [lambda: None, PairSums], ids=["none", "sums"])
+@pytest.mark.parametrize("hidden", [lambda: None, SecureSums], ids=["none", "secure"])
 def test_a_client_that_lost_its_memory_is_asked_again(
     hidden: Any, grid: MemoryGrid, tmp_path: Path
 ) -> None:
@@ -318,9 +318,7 @@ def test_old_vectors_are_deleted(grid: MemoryGrid, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "hidden", [lambda: None, PairSums, SecureSums], ids=["none", "sums", "secure"]
-)
+@pytest.mark.parametrize("hidden", [lambda: None, SecureSums], ids=["none", "secure"])
 def test_a_resumed_run_equals_one_that_was_never_interrupted(
     hidden: Any, grid: MemoryGrid, tmp_path: Path
 ) -> None:
@@ -340,9 +338,9 @@ def test_a_memory_that_cannot_be_remade_is_reported(grid: MemoryGrid, tmp_path: 
     algorithm = Scaffold(LocalSGD(lr=0.1, steps=3, batch_size=5))
     folder = RunFolder(tmp_path / "run", convex().names)
     folder.create()
-    train(algorithm, flower_clients(grid, task(), hidden=PairSums()), rounds=3, folder=folder)
+    train(algorithm, flower_clients(grid, task(), hidden=SecureSums()), rounds=3, folder=folder)
     shutil.rmtree(tmp_path / "memory")
-    again = flower_clients(grid, task(), hidden=PairSums())
+    again = flower_clients(grid, task(), hidden=SecureSums())
     with pytest.raises(TrainingError, match="stale: this client does not hold round/3/local"):
         train(algorithm, again, rounds=6, folder=folder, resume=True)
 
@@ -353,8 +351,8 @@ def test_a_memory_that_cannot_be_remade_is_reported(grid: MemoryGrid, tmp_path: 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("hidden", "exchanges"),
-    [(lambda: None, [2, 2, 2]), (PairSums, [3, 3, 3]), (SecureSums, [8, 5, 5])],
-    ids=["none", "sums", "secure"],
+    [(lambda: None, [2, 2, 2]), (SecureSums, [8, 5, 5])],
+    ids=["none", "secure"],
 )
 def test_exchanges_and_bytes_of_a_scaff_pd_round(
     hidden: Any, exchanges: list[int], grid: MemoryGrid
@@ -651,7 +649,7 @@ def test_a_vector_that_would_make_everybody_overflow_costs_its_sender_alone(
 
 
 def test_hidden_sums_say_that_lengths_are_not_guarded(grid: MemoryGrid) -> None:
-    clients = flower_clients(grid, task(), hidden=PairSums())
+    clients = flower_clients(grid, task(), hidden=SecureSums())
     events = train(Guarded(SCAFF_PD), clients, rounds=2).events
     notes = [event["reason"] for event in events if event["event"] == "note"]
     assert "sums are hidden: the lengths of updates are not guarded" in notes

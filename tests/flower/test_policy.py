@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> dict[str, Any]:
 
 
 REFUSALS = {
-    'privacy = "secure"': "this node takes part with privacy 'secure' or more only",
+    'privacy = "secure"': "this node takes part with privacy 'secure' only",
     "min_samples = 1000": "this site takes part with at least 1000 training samples, and has fewer",
     "max_steps = 2": "3 local steps are asked for, this site takes at most 2",
     "max_message = 40": r"the request has [\d,]+ bytes, this site takes at most 40",
@@ -163,7 +163,8 @@ def test_a_policy_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         Policy.read(path)
     for text, message in (
         ("max_step = 3", "max_step.*did you mean 'max_steps'"),
-        ('privacy = "total"', "privacy"),
+        ('privacy = "total"', "privacy must be 'none' or 'secure', got 'total'"),
+        ('privacy = "sums"', "'sums'.*is gone: use 'secure'"),
         ("clip = -1.0", "clip must be above 0"),
         ("max_steps = 0", "max_steps must be above 0"),
         ('requests = ["locale"]', "'locale' is none of hello"),
@@ -175,11 +176,12 @@ def test_a_policy_that_cannot_be_used_says_why(tmp_path: Path) -> None:
             Policy.read(path)
     path.write_text("")
     assert Policy.read(path) == Policy()
-    assert Policy.of({"policy": str(path), "privacy": "sums"}).privacy == "sums"
+    assert Policy.of({"policy": str(path), "privacy": "secure"}).privacy == "secure"
     path.write_text('privacy = "secure"')
-    assert Policy.of({"policy": str(path), "privacy": "sums"}).privacy == "secure"
-    with pytest.raises(SiteError, match="privacy is one of none, sums, secure"):
-        Policy.of({"privacy": "much"})
+    assert Policy.of({"policy": str(path), "privacy": "none"}).privacy == "secure"
+    for level, message in (("much", "'none' or 'secure', got 'much'"), ("sums", "use 'secure'")):
+        with pytest.raises(SiteError, match=message):
+            Policy.of({"privacy": level})
     with pytest.raises(Refused, match="'gradient'"):
         Policy(requests=()).check_request("gradient")
     Policy(requests=()).check_request("hello")

@@ -109,7 +109,7 @@ def pool(folder: Path, **options: Any) -> Federation:
     return pooled.subset(sorted(SIZES))
 
 
-@pytest.mark.parametrize("privacy", ["none", "sums", "secure"])
+@pytest.mark.parametrize("privacy", ["none", "secure"])
 def test_sites_with_files_equal_the_table_of_all(privacy: Any, tmp_path: Path) -> None:
     pooled, config = pool(tmp_path), AppConfig.from_dict(TABLE)
     history = run(make_grid(tmp_path / "sites"), tmp_path / "run", privacy=privacy)
@@ -151,7 +151,7 @@ def test_a_process_for_every_message_gives_the_same_model(tmp_path: Path) -> Non
 def test_a_clear_answer_tells_no_row_and_a_hidden_one_nothing(tmp_path: Path) -> None:
     """What a site sends for the fit is whole digits; under masks no two runs send the same."""
     grid = make_grid(tmp_path / "sites")
-    run(grid, privacy="sums")
+    run(grid, privacy="secure")
     told = [Reply.from_records(m.content) for m in grid.received]
     fits = [r for r in told if r.op == "prepare"]
     assert fits and all(set(r.arrays) <= {"masked"} for r in fits)
@@ -469,7 +469,7 @@ def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 def test_old_memories_are_found_and_others_left_alone(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "sites")
-    run(grid, privacy="sums")
+    run(grid, privacy="secure")
     root = tmp_path / "sites" / "memory"
     (root / "results").mkdir()
     (root / "audit.jsonl").write_text("")

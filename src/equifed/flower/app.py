@@ -26,7 +26,7 @@ from equifed.flower.kept import FLOWER, Kept, describe_run, read_model
 from equifed.flower.members import Members, gather
 from equifed.flower.messenger import HiddenSums
 from equifed.flower.preparing import Fit, compare_tables
-from equifed.flower.secure.sums import PairSums, SecureSums
+from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.statistics import show_statistics
 from equifed.flower.task import PACKAGES
@@ -41,7 +41,6 @@ from equifed.training.trackers import Callback
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,
-    "sums": PairSums,
     "secure": SecureSums,
 }
 
@@ -162,11 +161,8 @@ def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]
         return {"privacy": settings.privacy, "requests": ["metrics", "deliver"], "work": None}
     requests = ["metrics"] if config.evaluate.splits else []
     requests += [] if config.table is None else ["prepare"]
-    requests += {
-        "none": [],
-        "sums": ["sum"],
-        "secure": ["sum", "keys", "shares", "boxes", "unmask"],
-    }[settings.privacy]
+    if settings.privacy == "secure":
+        requests += ["sum", "keys", "shares", "boxes", "unmask"]
     work = None
     with contextlib.suppress(ValueError):  # it needs the clients' sizes
         local = getattr(unwrap(config.build_algorithm([1] * settings.clients)), "local", None)

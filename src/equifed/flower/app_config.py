@@ -20,6 +20,7 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation
 from equifed.flower.mailbox import Deadlines
+from equifed.flower.policy import Privacy, check_privacy
 from equifed.flower.site import read_site
 from equifed.flower.site_data import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
@@ -198,7 +199,7 @@ class FederationSettings:
     clients : int
         How many organisations take part at least; the run starts when so many said hello, with
         every node that is connected then.
-    privacy : {"none", "sums", "secure"}
+    privacy : {"none", "secure"}
         What the server sees of the clients' vectors; see :mod:`equifed.flower.secure.sums`.
     deadlines : Deadlines
         Its settings stand beside the others: ``on-missing``, ``timeout``, ``grace``, ``quorum``,
@@ -225,7 +226,7 @@ class FederationSettings:
     """
 
     clients: int
-    privacy: Literal["none", "sums", "secure"] = "none"
+    privacy: Privacy = "none"
     deadlines: Deadlines = field(default_factory=Deadlines)
     rounds: int = 0
     out: str = ""
@@ -239,8 +240,7 @@ class FederationSettings:
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}.")
-        if self.privacy not in ("none", "sums", "secure"):
-            raise ValueError(f"privacy must be 'none', 'sums' or 'secure', got {self.privacy!r}.")
+        check_privacy(self.privacy)
         if self.privacy != "none" and self.clients < 2 and self.do == "train":
             raise ValueError("Hidden sums need at least two clients.")
         if self.do not in ("train", "statistics", "welcome"):

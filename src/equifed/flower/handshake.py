@@ -78,8 +78,6 @@ class Hello:
     sizes: dict[str, int]
     schema: Schema
     model: str
-    key: bytes
-    signature: str = ""
     table: TableTold | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What the others should know: rules of its policy, columns on another scale."""
@@ -97,8 +95,6 @@ class Hello:
                 sizes,
                 Schema.from_dict(n["schema"]),
                 str(n["model"]),
-                bytes.fromhex(n["key"]),
-                str(n.get("signature", ""))[:1000],
                 TableTold.from_dict(n["table"]) if n.get("table") else None,
                 tuple(str(note)[:300] for note in n.get("notes", [])[:20]),
             )

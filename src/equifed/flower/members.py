@@ -72,11 +72,6 @@ class Members:
         """Training samples of every client."""
         return np.array([hello.sizes["train"] for hello in self.hellos], dtype=np.int64)
 
-    @property
-    def keys(self) -> list[bytes]:
-        """Public key of every client, for pairwise masks."""
-        return [hello.key for hello in self.hellos]
-
     def leave_out(self, client: str, reason: str) -> None:
         """Write down that a node takes no part, and why."""
         self.events.append({"event": "left out", "client": client, "reason": reason})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,9 +17,8 @@ from equifed.flower.site import SiteError
 from equifed.flower.wire import OPERATIONS
 from equifed.runs.schema import Checker, ConfigError, settings
 
-Privacy = Literal["none", "sums", "secure"]
-LEVELS: tuple[str, ...] = get_args(Privacy)
-"""How much of its vectors a client shows, from all to nothing but sums."""
+Privacy = Literal["none", "secure"]
+"""How much of its vectors a client shows: all, or nothing but sums."""
 
 ALWAYS_ALLOWED = ("hello", "notice")
 """Requests that no site can do without: they find out whether it takes part."""
@@ -29,13 +28,22 @@ class Refused(Exception):
     """The site does not do this; says in our own words which of its rules is against it."""
 
 
+def check_privacy(level: object) -> None:
+    """Refuse what is no level of privacy; "sums" was one until version 0.2."""
+    if level == "sums":
+        cure = "use 'secure'. A run that was started with 'sums' cannot be resumed; start a new one"
+        raise ConfigError([f"privacy = 'sums' (masks of pairs alone) is gone: {cure}"])
+    if level not in get_args(Privacy):
+        raise ConfigError([f"privacy must be 'none' or 'secure', got {level!r}"])
+
+
 @dataclass(frozen=True)
 class Policy:
     """What a site agrees to, whatever a run asks for.
 
     Parameters
     ----------
-    privacy : {"none", "sums", "secure"}
+    privacy : {"none", "secure"}
         The least privacy that it takes part in.
     min_samples : int
         Training samples below which it takes no part: the loss of a few people is about them.
@@ -59,7 +67,7 @@ class Policy:
     equifed.flower.policy.Refused: 20 local steps are asked for, this site takes at most 10
     """
 
-    privacy: Privacy = "none"
+    privacy: str = "none"
     min_samples: int = 1
     max_steps: int | None = None
     max_seconds: float | None = None
@@ -69,6 +77,7 @@ class Policy:
     show_by_name: bool = True
 
     def __post_init__(self) -> None:
+        check_privacy(self.privacy)
         unknown = [op for op in self.requests if op not in OPERATIONS]
         if unknown:
             raise ConfigError(
@@ -99,17 +108,17 @@ class Policy:
     def of(cls, node: Mapping[str, Any]) -> Policy:
         """Return the policy that a node's settings name; its ``privacy`` can only add to it."""
         policy = cls.read(str(node["policy"])) if "policy" in node else cls()
-        level = str(node.get("privacy", LEVELS[0]))
-        if level not in LEVELS:
-            raise SiteError(f"privacy is one of {', '.join(LEVELS)}, got {level!r}.")
-        if LEVELS.index(level) <= LEVELS.index(policy.privacy):
-            return policy
-        return cls(**{f.name: getattr(policy, f.name) for f in fields(cls)} | {"privacy": level})
+        level = node.get("privacy", "none")
+        try:
+            check_privacy(level)
+        except ConfigError as error:
+            raise SiteError(str(error)) from None
+        return replace(policy, privacy=level) if level == "secure" else policy
 
-    def allow(self, level: str) -> None:
-        """Refuse to show a vector in another way than the site agreed to."""
-        if LEVELS.index(level) < LEVELS.index(self.privacy):
-            raise Refused(f"this node takes part with privacy {self.privacy!r} or more only")
+    def allow_clear(self) -> None:
+        """Refuse to show a vector, if the site takes part in hidden sums alone."""
+        if self.privacy != "none":
+            raise Refused(f"this node takes part with privacy {self.privacy!r} only")
 
     def check_request(self, op: str, bytes_in: int = 0) -> None:
         """Refuse a request that the site does not answer."""
@@ -137,8 +146,8 @@ class Policy:
                 f"this site takes part with at least {self.min_samples} training samples, and has "
                 "fewer"
             )
-        if "privacy" in plan:
-            self.allow(str(plan["privacy"]))
+        if plan.get("privacy", "secure") != "secure":
+            self.allow_clear()
         for op in plan.get("requests", ()):
             self.check_request(str(op))
         if plan.get("work") is not None:

@@ -116,7 +116,6 @@ class TableClient:
                 "sizes": table.sizes,
                 "schema": schema.to_dict(),
                 "model": "",
-                **self._masking(request, memory).publish_run_key(),
                 "table": {
                     "columns": table.describe_kinds(),
                     "target": table.describe_target(),
@@ -129,11 +128,8 @@ class TableClient:
         )
 
     def _masking(self, request: Request, memory: Memory) -> Masking:
-        args = request.args.get("mask", {})
-        if args.get("scheme") == "pairs":
-            self.policy.allow("sums")
         signer = Signer(self.identity, request.run, self.name)
-        return Masking(memory, args, request.client, signer)
+        return Masking(memory, request.args["mask"], request.client, signer)
 
     def _answer_masking(self, request: Request, memory: Memory) -> Reply:
         masking = self._masking(request, memory)
@@ -155,7 +151,7 @@ class TableClient:
         if "mask" in request.args:
             masked = self._masking(request, memory).mask(vector, _name_question(asked), 0)
             return _reply(request, {}, {"masked": masked})
-        self.policy.allow("none")
+        self.policy.allow_clear()
         return _reply(request, {}, {"vector": vector})
 
 

@@ -120,7 +120,6 @@ class Worker:
                 "sizes": {k: len(split) for k, split in self.federation.splits().items()},
                 "schema": Schema.of(self.federation).to_dict(),
                 "model": self.task.fingerprint(self.engine),
-                **self._masking().publish_run_key(),
                 "notes": [*policy.describe(), *self.client.notes],
             }
         )
@@ -184,7 +183,7 @@ class Worker:
             thin = self._tensor(np.asarray(self.request.arrays["thin"]))
         packed = measure_blocks(self.engine, x, self.args, thin)
         if "mask" not in self.args:
-            self._allow("none")
+            self.client.policy.allow_clear()
             return self._reply({}, {"curvature": packed})
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         return self._reply({}, {"masked": self._masking().mask(packed, model, self.round)})
@@ -196,7 +195,7 @@ class Worker:
 
     def recall(self) -> Reply:
         """Return a kept vector in clear."""
-        self._allow("none")
+        self.client.policy.allow_clear()
         return self._reply({}, {"vector": self._recall(str(self.args["key"]))})
 
     def metrics(self) -> Reply:
@@ -246,7 +245,7 @@ class Worker:
         for name, row in rows.items():
             self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
         if self.args["give"]:
-            self._allow("none")
+            self.client.policy.allow_clear()
             return self._reply(numbers, rows)
         if "mask" in self.args:
             part = rows[str(self.args["mask"]["part"])]
@@ -270,14 +269,8 @@ class Worker:
         return vector
 
     def _masking(self) -> Masking:
-        args = self.args.get("mask", {})
-        if args.get("scheme") == "pairs":
-            self._allow("sums")
         who = Signer(self.client.identity, self.request.run, self.federation.names[0])
-        return Masking(self.memory, args, self.request.client, who)
-
-    def _allow(self, level: str) -> None:
-        self.client.policy.allow(level)
+        return Masking(self.memory, self.args["mask"], self.request.client, who)
 
     def _sent(self, name: str) -> torch.Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equifed.flower.memory import Memory
 from equifed.flower.secure.identity import Signer
 from equifed.flower.secure.ledger import are_apart
-from equifed.flower.secure.masks import Words, make_pair_mask, make_public_key, to_fixed
+from equifed.flower.secure.masks import Words, to_fixed
 from equifed.flower.secure.session import Epoch, Published, SecureError
 
 REMEMBERED = 256
@@ -38,25 +38,16 @@ class Masking:
     def __init__(self, memory: Memory, args: dict[str, Any], own: int, signer: Signer) -> None:
         self.memory, self.args, self.own, self.signer = memory, args, own, signer
 
-    def publish_run_key(self) -> dict[str, Any]:
-        """Return the public key of this client in this run, signed where it can be."""
-        key = {"key": make_public_key(self._secret("run")).hex()}
-        signed = self.signer.sign("run", key)
-        return {**key, "signature": signed.get("signature", "")}
-
     def mask(self, vector: NDArray[Any], model: str, round: int) -> Words:
         """Return the vector times the client's public weight, in fixed point, under its masks.
 
         ``model`` and ``round`` are those that the vector comes from.
         """
-        pairs, slot = self.args["scheme"] == "pairs", int(self.args["slot"])
-        parties = self._parties() if pairs else self._agreed_parties()
+        slot, parties = int(self.args["slot"]), self._agreed_parties()
         members = self._members(parties)
         scaled = np.asarray(vector, dtype=np.float64) * float(self.args["weight"])
         words = to_fixed(scaled, len(parties), int(self.args["bits"]))
         self._do_once(f"masked {slot}", _encode([sorted(parties), members]) + words.tobytes())
-        if pairs:
-            return words + self._pairs(parties, members, len(words))
         sums = self.memory.read_record(self._name("sums"))
         entry = {"model": model, "round": round, "members": members}
         self.memory.write_record(self._name("sums"), {**sums, str(slot): entry})
@@ -134,14 +125,6 @@ class Masking:
         if weighted != (self.own in members):
             raise SecureError("this client's weight is not what the others are told")
         return members
-
-    def _pairs(self, parties: dict[int, Any], members: list[int], size: int) -> Words:
-        self.signer.check("run", parties)
-        publics = {j: bytes.fromhex(told["key"]) for j, told in parties.items()}
-        if publics.get(self.own) != make_public_key(self._secret("run")):
-            raise SecureError("the server holds another key of this client; it lost its memory")
-        purpose = f"{self.args['name']} {self.args['slot']} of {sorted(publics)} sum of {members}"
-        return make_pair_mask(self._secret("run"), self.own, publics, purpose, size)
 
     def _epoch(self) -> Epoch:
         name = str(self.args["name"])

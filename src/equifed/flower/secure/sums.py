@@ -1,14 +1,7 @@
-"""Weighted sums whose terms the server does not see: the messages around masks and sessions.
+"""Weighted sums whose terms the server does not see (``privacy="secure"``): its side of them.
 
-Clients multiply by their weight, which is public, before masking.
-
-* :class:`PairSums` (``privacy="sums"``): pairwise masks alone, with the keys of the hello. One
-  exchange a sum, nothing to unmask; but the masks of a client that does not answer are not removed,
-  so the sum is lost and the round is repeated without it. If the late vector then arrives after
-  all, the server could subtract the two sums and see it.
-* :class:`SecureSums` (``privacy="secure"``): own masks and secret sharing besides (see
-  ``session``). Two exchanges a sum and three more for every ``slots`` sums; a late vector stays
-  hidden, and a client may vanish between its vector and the unmasking.
+Clients multiply by their weight, which is public, before masking; ``session`` has the protocol. A
+sum takes two exchanges, and three more for every ``slots`` sums.
 """
 
 from __future__ import annotations
@@ -24,11 +17,10 @@ from typing_extensions import override
 from equifed.contract.arrays import Weights
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
-from equifed.flower.handshake import Hello
 from equifed.flower.mailbox import Check
 from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
 from equifed.flower.secure.ledger import Ledger, PrivacyError
-from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed, sum_words
+from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed
 from equifed.flower.secure.replies import (
     read,
     read_bad,
@@ -45,37 +37,6 @@ from equifed.flower.secure.session import (
     open_sum,
 )
 from equifed.flower.wire import Reply, WireError, expect_vector
-
-
-@dataclass
-class PairSums(HiddenSums):
-    """Pairwise masks with the keys of the hello; see the module's text."""
-
-    bits: int = FRACTION_BITS
-    session: str = field(default_factory=lambda: secrets.token_hex(8))
-    number: int = 0
-    ledger: Ledger = field(default_factory=Ledger)
-
-    @override
-    def total(
-        self,
-        messenger: Messenger,
-        requests: Requests,
-        weights: Weights,
-        part: str,
-        ask: Ask,
-        size: int | None = None,
-    ) -> NDArray[np.float64]:
-        table = {
-            "scheme": "pairs",
-            "name": f"{self.session}/{self.number // 64}",
-            "slot": self.number % 64,
-            "parties": {str(i): _tell_key(messenger.members.hellos[i]) for i in requests},
-            "bits": self.bits,
-        }
-        self.number += 1
-        masked = _collect(messenger, requests, weights, part, ask, table, size)
-        return _read_total(sum_words(masked.values()), self.bits, self.ledger)
 
 
 def _read_total(words: Words, bits: int, ledger: Ledger) -> NDArray[np.float64]:
@@ -144,7 +105,7 @@ class SecureSums(HiddenSums):
         return _read_total(words, self.bits, self.ledger)
 
     def _table(self, name: str) -> dict[str, Any]:
-        return {"scheme": "secure", "name": name, "slots": self.slots, "bits": self.bits}
+        return {"name": name, "slots": self.slots, "bits": self.bits}
 
     def _prepare(self, messenger: Messenger) -> _Prepared:
         """Take steps 1 and 2: keys, then shares."""
@@ -288,8 +249,3 @@ def _collect(
 def _list_members(requests: Requests, weights: Weights) -> list[int]:
     """Return the positions of those with a weight."""
     return [i for i, weight in zip(requests, weights, strict=True) if weight != 0]
-
-
-def _tell_key(hello: Hello) -> dict[str, str]:
-    """Return a client's key of the run as others check it."""
-    return {"key": hello.key.hex(), "client": hello.name, "signature": hello.signature}

@@ -178,7 +178,7 @@ def _check_site(app: Path | None, node_config: str) -> Iterator[Finding]:
         yield Finding(False, str(error).rstrip("."))
         return
     if "policy" in told:
-        yield Finding(True, f"the policy {told['policy']}: privacy {policy.privacy!r} or more")
+        yield Finding(True, f"the policy {told['policy']}: privacy {policy.privacy!r}")
     yield _check_memory(Site("", settings).memory)
     if "data" in told and not Path(str(told["data"])).exists():
         yield Finding(False, f"the data {told['data']} are not there")
