@@ -142,12 +142,21 @@ def test_own_data_are_read_from_the_nodes_file(app: Path, tmp_path: Path) -> Non
         ({"rouds": 3}, "there is no setting or table 'rouds'"),
         ({"rounds": 0}, "rounds"),
         ({"algorithm": {"name": "fedavgg"}}, "did you mean 'fedavg'"),
+        ({"threads": 2}, "there is no setting or table 'threads'"),
+        ({"data": {"name": "table", "path": "x.csv", "target": "y"}}, "data.path"),
         ({"data": {"klasses": 3}}, "the 'target' of the sites' tables, or 'classes' alone"),
     ],
 )
 def test_a_wrong_configuration_names_the_key(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AppConfig.from_dict({**TABLE, **change})
+
+
+def test_data_are_written_as_in_a_configuration_of_a_run() -> None:
+    named = AppConfig.from_dict({**TABLE, "data": {"name": "table", "target": "y"}})
+    assert named == AppConfig.from_dict({**TABLE, "data": {"target": "y"}})
+    assert AppConfig.from_dict({**TABLE, "data": "penguins"}) == AppConfig.from_dict(TABLE)
+    assert AppConfig.from_dict(named.to_dict()) == named
 
 
 def test_data_of_an_embedded_set_go_by_partition() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,22 +24,30 @@ from equifed.flower.policy import Privacy, check_privacy
 from equifed.flower.site import read_site
 from equifed.flower.site_data import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
-from equifed.runs.catalogue import unknown
 from equifed.runs.config import (
+    RECORDS,
     DataSettings,
     Evaluate,
     ModelSettings,
-    Plain,
-    check_guard,
-    complete_guard,
-    find_metrics,
+    build_algorithm,
+    construct_parts,
     read_table,
+    resolve,
 )
-from equifed.runs.schema import Checker, ConfigError, Table, choose, construct, settings
+from equifed.runs.schema import (
+    Checker,
+    ConfigError,
+    Table,
+    choose,
+    construct,
+    describe_fields,
+    settings,
+)
 from equifed.training.final_model import GiveOut, StopWhen
 
-TABLES = ("data", "model", "algorithm", "evaluate", "stop", "guard")
-RECORDS = {"evaluate": Evaluate, "stop": StopWhen, "guard": Guard}
+KNOWN = ("rounds", "seed", "give_out", "model", "algorithm", "evaluate", "stop", "guard")
+"""Settings and tables of a run that an app has, too, beside its data."""
+
 DEADLINES = ("timeout", "grace", "quorum", "wait")
 """Numbers of :class:`Deadlines` that an app may set."""
 
@@ -49,8 +57,9 @@ class AppConfig:
     """What is trained: the same tables as in the configuration of a simulated run.
 
     A guard is on unless ``guard = "off"`` or ``"watch"`` is written down.
-    ``[data]`` names an embedded data set for trying out, or gives only ``classes``, the number of
-    classes of the whole federation, for data that ``load_data`` reads.
+    ``[data]`` is that of a run: an embedded data set for trying out, or the table that every site
+    has a file of (:class:`TableSettings`: no ``path``, which is the site's own). It may also give
+    ``classes`` alone, the number in the whole federation, for arrays that ``load_data`` reads.
 
     Examples
     --------
@@ -84,41 +93,20 @@ class AppConfig:
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> AppConfig:
         """Check a table as the file would hold it, and fill in the defaults."""
-        checker, plain = Checker(), settings(Plain)
-        for key in table:
-            if key not in (*plain, *TABLES):
-                checker.problem(key, unknown("setting or table", key, (*plain, *TABLES)))
-        out = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
-        shared = settings(ModelSettings)
-        out["model"] = checker.choice("models", table.get("model", {}), "model", shared)
-        given = table.get("algorithm", {})
-        out["algorithm"] = checker.choice("algorithms", given, "algorithm")
-        table = {**table, "guard": complete_guard(table.get("guard", {}))}
-        for key, record in RECORDS.items():
-            out[key] = checker.table(settings(record), table.get(key, {}), key)
-        find_metrics(checker, out["evaluate"])
-        data = dict(table.get("data", {}))
-        if "name" in data:
-            data = checker.choice("data", data, "data", settings(DataSettings))
-        elif "target" in data:
-            data = checker.table(settings(TableSettings), data, "data")
-        elif set(data) - {"classes"}:
-            why = "has a name of a data set, the 'target' of the sites' tables, or 'classes' alone"
-            checker.problem("data", why)
+        table, checker = {"data": {}, **table}, Checker()
+        data = table.pop("data")
+        resolved = resolve(checker, table, KNOWN, guard="on")
+        resolved["data"] = _read_data(checker, {"name": data} if isinstance(data, str) else data)
         checker.raise_problems()
-        construct(Plain, out, "")
-        out["data"] = data
-        if "target" in data and "name" not in data:
-            construct(TableSettings, data, "data")
-        for key, record in RECORDS.items():
-            out[key] = construct(record, out[key], key)
-        check_guard(choose("algorithms", out["algorithm"], "algorithm"), out["guard"])
-        wanted = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in out.items() if key in wanted})
+        resolved |= construct_parts(resolved)
+        config = cls(**{f.name: resolved[f.name] for f in fields(cls)})
+        _ = config.table  # refuses what cannot be
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table that :meth:`from_dict` reads."""
-        return _drop_none(asdict(self))
+        records = {key: describe_fields(getattr(self, key)) for key in RECORDS if key in KNOWN}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | records
 
     @property
     def table(self) -> TableSettings | None:
@@ -141,8 +129,7 @@ class AppConfig:
         given = shared.loss, shared.l2, shared.dtype, init, shared.penalise, shared.class_weights
         steps = shared.own_steps
         if shared.own is not None and steps == "auto":  # profile losses need all samples
-            algorithm = choose("algorithms", self.algorithm, "algorithm")
-            steps = "joint" if uses_minibatches(algorithm) else "auto"
+            steps = "joint" if uses_minibatches(build_algorithm(self.algorithm)) else "auto"
         try:
             return Task(self._module, *given, shared.own, shared.own_l2, steps)
         except ValueError as error:
@@ -186,8 +173,7 @@ class AppConfig:
 
     def build_algorithm(self, sizes: list[int]) -> AnyAlgorithm:
         """Return the guarded algorithm; ``sizes`` are the clients' training samples."""
-        algorithm: AnyAlgorithm = choose("algorithms", self.algorithm, "algorithm", sizes)
-        return guard_algorithm(algorithm, self.guard)
+        return guard_algorithm(build_algorithm(self.algorithm, sizes), self.guard)
 
 
 @dataclass(frozen=True)
@@ -267,10 +253,17 @@ class FederationSettings:
         return cls(**{**known, "deadlines": deadlines})
 
 
-def _drop_none(table: dict[str, Any]) -> dict[str, Any]:
-    """Return plain values of a TOML file: what is None is not written there."""
-    cleaned = {k: _drop_none(v) if isinstance(v, dict) else v for k, v in table.items()}
-    return {k: v for k, v in cleaned.items() if v is not None}
+def _read_data(checker: Checker, data: Mapping[str, Any]) -> Table:
+    """Check ``[data]``: a named data set, what was agreed on tables, or a number of classes."""
+    rest = {key: value for key, value in data.items() if key != "name"}
+    if data.get("name", "table") != "table":
+        return checker.choice("data", data, "data", settings(DataSettings))
+    if "name" in data or "target" in data:
+        return checker.table(settings(TableSettings), rest, "data")
+    if set(rest) - {"classes"}:
+        why = "has a name of a data set, the 'target' of the sites' tables, or 'classes' alone"
+        checker.problem("data", why)
+    return rest
 
 
 def read_app_settings(folder: Path) -> dict[str, Any]:

@@ -226,22 +226,12 @@ class RunConfig(Plain):
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
         """Check a table as a TOML file in ``base`` would hold it, and fill in the defaults."""
-        checker, plain = Checker(base, measures=True), settings(Plain)
-        known = (*plain, *CHOSEN, *RECORDS)
-        for key in table:
-            if key not in known:
-                checker.problem(key, unknown("setting or table", key, known))
-        resolved = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
-        table = {**table, "guard": complete_guard(table.get("guard", "off"))}
-        for key in CHOSEN:
-            resolved[key] = _chosen(checker, key, table.get(key, {}))
-        for key, record in RECORDS.items():
-            resolved[key] = checker.table(settings(record), table.get(key, {}), key)
-        find_metrics(checker, resolved["evaluate"])
+        checker = Checker(base, measures=True)
+        resolved = resolve(checker, table, (*settings(Plain), *CHOSEN, *RECORDS), guard="off")
         checker.raise_problems()
         if base is not None:
             _make_absolute(resolved["data"], base)
-        return cls(**resolved | _constructed(resolved), loaded_code=tuple(checker.code.items()))
+        return cls(**resolved | construct_parts(resolved), loaded_code=tuple(checker.code.items()))
 
     def to_dict(self) -> Table:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
@@ -254,6 +244,24 @@ class RunConfig(Plain):
         import tomli_w
 
         return tomli_w.dumps(self.to_dict())
+
+
+def resolve(checker: Checker, table: Mapping[str, Any], known: Sequence[str], guard: str) -> Table:
+    """Check the ``known`` settings and tables of a configuration, and fill in their defaults."""
+    for key in table:
+        if key not in known:
+            checker.problem(key, unknown("setting or table", key, known))
+    plain = {key: setting for key, setting in settings(Plain).items() if key in known}
+    resolved = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
+    table = {**table, "guard": complete_guard(table.get("guard", guard))}
+    for key in CHOSEN:
+        if key in known:
+            resolved[key] = _chosen(checker, key, table.get(key, {}))
+    for key, record in RECORDS.items():
+        if key in known:
+            resolved[key] = checker.table(settings(record), table.get(key, {}), key)
+    find_metrics(checker, resolved["evaluate"])
+    return resolved
 
 
 def read_table(path: Path) -> Table:
@@ -327,7 +335,7 @@ def _make_absolute(data: Table, base: Path) -> None:
             data[key] = str((base / data[key]).absolute())
 
 
-def _constructed(resolved: Table) -> Table:
+def construct_parts(resolved: Table) -> Table:
     """Construct what needs no data, so that what it refuses is known before anything is loaded."""
     shared = {key: record for key, (_, record) in CHOSEN.items() if record is not None}
     made, problems = dict[str, Any](), list[str]()
