@@ -35,7 +35,7 @@ from equifed.objectives import (
     RelativeFairness,
     WorstCase,
 )
-from equifed.steps.schedules import ConstantSteps
+from equifed.steps.schedules import AcceleratedSteps, ConstantSteps
 
 pytestmark = pytest.mark.long
 
@@ -81,6 +81,25 @@ def test_the_mean_over_draws_of_afl_is_the_step_of_all() -> None:
     everyone = rounds(AFL(work, 0.1, objective), clients, x, 1)[0].x.numpy()
     error = np.std(draws, axis=0) / np.sqrt(len(draws))
     assert (np.abs(np.mean(draws, axis=0) - everyone) < 4 * error).all()
+
+
+@pytest.mark.parametrize("server", [1.0, 3.0])
+def test_short_local_steps_are_a_server_step(server: float) -> None:
+    """Lemma D.2, tau = J eta eta_g: the server moves eta_g times the mean way of the clients."""
+    tau, sigma, work, x = 0.12, 0.3, LocalSGD(lr=1.0, steps=4), start(PROBLEM)
+    eta = tau / (4 * server)
+    fair = ScaffPD(CVaR(0.5), work, ConstantSteps(tau, sigma, local=eta))
+    state, infos = rounds(fair, PROBLEM.clients(), x, 1)
+    weights, c = infos[0].weights, PROBLEM.gradients(x)
+    ends = []
+    for i in range(PROBLEM.n):
+        u = x
+        for _ in range(4):
+            u = u - eta * (PROBLEM.gradient_of(i, u) - c[i] + weights @ c)
+        ends.append(u)
+    np.testing.assert_allclose(state.x, x - server * weights @ (x - np.array(ends)), atol=1e-12)
+    one, more = (AcceleratedSteps(1.0, 1.0, 1.0, 4 * g).start() for g in (1.0, server))
+    assert more.local == pytest.approx(more.primal / (4 * server)) and more.primal == one.primal
 
 
 @pytest.mark.parametrize("convex", [True, False])

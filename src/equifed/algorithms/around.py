@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -215,11 +215,14 @@ class Certified(Wrapper):
 
 @dataclass(frozen=True)
 class AveragedState(WrapperState):
-    """The algorithm's state, the mean model, the mean weights, and the rounds they are of."""
+    """The algorithm's state, the mean model, the mean weights, and how many they are of.
+
+    ``count`` is the sum of all rounds' weights in the mean over the last one's.
+    """
 
     mean: Vector
     weights: Weights | None = None  # None before the first round
-    rounds: int = 0
+    count: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -235,35 +238,56 @@ class Averaged(Wrapper):
     :math:`\eta = 3`. It needs no horizon, and a run that goes on later gets the same mean.
 
     Steps of constant length leave noise where clients are missing at random or gradients are of
-    minibatches; a mean takes it out. The means of model and weights are what the ergodic guarantees
-    of primal-dual methods speak of. The algorithm itself runs as without.
+    minibatches; a mean takes it out. The algorithm itself runs as without.
+
+    ``decay="ergodic"`` is the mean that SCAFF-PD's and SCAFF-PD-IA's proofs speak of:
+
+    .. math:: \bar x = \frac{\sum_r t_r x^{r+1}}{\sum_r t_r}, \quad
+              \bar\lambda = \frac{\sum_r t_r \lambda^{r+1}}{\sum_r t_r}, \qquad
+              t_0 = 1, \quad t_{r+1} = t_r / \theta_{r+1}
+
+    with the extrapolation :math:`\theta` of each round: for the papers' schedules
+    :math:`t_r = \sigma_r / \sigma_0`. (SCAFF-PD prints :math:`x^r` in (E.40), SCAFF-PD-IA
+    :math:`\theta^{r+1}`, which its sum is over.)
 
     Parameters
     ----------
     algorithm : Algorithm
         Any; other wrappers may be inside or outside.
-    decay : float
-        :math:`\eta`, at least 0.
+    decay : float or "ergodic"
+        :math:`\eta`, at least 0; or the weights above, for SCAFF-PD and SCAFF-PD-IA.
+
+    References
+    ----------
+    SCAFF-PD, appendix, (E.22), (E.34), (E.40); SCAFF-PD-IA, Appendix G.4.
     """
 
     algorithm: AnyAlgorithm
-    decay: float = 3.0
+    decay: float | Literal["ergodic"] = 3.0
 
     def __post_init__(self) -> None:
-        if not self.decay >= 0:
-            raise ValueError(f"decay must be at least 0, got {self.decay}; 0 is the plain mean.")
+        if self.decay != "ergodic" and (isinstance(self.decay, str) or not self.decay >= 0):
+            raise ValueError(
+                f'decay must be at least 0 or "ergodic", got {self.decay!r}; 0 is the plain mean.'
+            )
 
     def init(self, clients: Clients, x: Vector) -> AveragedState:
         """Return the state before the first round."""
-        return AveragedState(self.algorithm.init(clients, x), x)
+        inner = self.algorithm.init(clients, x)
+        if self.decay == "ergodic":
+            check_sizes(inner, self.algorithm, "The ergodic mean")
+        return AveragedState(inner, x)
 
     def round(
         self, state: AveragedState, clients: Clients, stream: Stream
     ) -> tuple[AveragedState, Info]:
         """Return the state after one round of the algorithm, which counts in the mean."""
         inner, info = self.algorithm.round(state.inner, clients, stream)
-        t = state.rounds + 1
-        share = share_of_latest(t, self.decay)
+        t, decay = state.count + 1, self.decay
+        if decay == "ergodic":
+            sizes = inner_state(state.inner).sizes  # None before the first round, which counts 1
+            t, decay = 1 + state.count * (sizes.extrapolation if sizes else 1.0), 0.0
+        share = share_of_latest(t, decay)
         last = info.weights if state.weights is None else state.weights
         mean = state.mean + share * (inner.x - state.mean)
         return AveragedState(inner, mean, last + share * (info.weights - last), t), info

@@ -40,6 +40,10 @@ class ScaffPD(Federated):
               \qquad d_i = (x - u_i)/(\eta J) \\
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
+    The server's step of Lemma D.2 is :math:`\eta_g = \tau / (J \eta)`: the last line is
+    :math:`x - \eta_g \sum_i \lambda_i (x - u_i)`. A local step below :math:`\tau / J` is
+    :math:`\eta_g > 1`.
+
     The first :math:`l_\text{prev}`, open in the paper, is l, also for those who were away. Where
     the sum S of lambda is free (q-fair), lambda / S moves x. Absent clients: :mod:`.absence`.
 

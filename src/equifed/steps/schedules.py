@@ -89,7 +89,7 @@ class Schedule(Protocol):
         ...
 
 
-def share_of_latest(t: int, decay: float = 3.0) -> float:
+def share_of_latest(t: float, decay: float = 3.0) -> float:
     r"""Return what the last of t values counts in their mean: :math:`(\eta + 1)/(t + \eta)`.
 
     Value s counts about as :math:`s^\eta` then (Shamir and Zhang 2013, Section 4).
@@ -141,7 +141,7 @@ class _Theory:
     smoothness: float
     strong_convexity: float
     coupling: float
-    local_steps: int
+    local_steps: float
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -180,8 +180,9 @@ class AcceleratedSteps(_Theory):
         mu, of every client's loss.
     coupling : float
         L_lambda-x: Lipschitz constant of the vector of losses.
-    local_steps : int
-        J; the local step size is tau / J (Lemma D.2 with eta_g = 1).
+    local_steps : float
+        J times the server's step eta_g >= 1: the local step size is tau / (J eta_g) (Lemma D.2).
+        Twice the number of local steps is a server step of 2.
     balance : float
         gamma_0, the ratio of dual to primal step.
 
