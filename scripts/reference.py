@@ -36,6 +36,7 @@ COPIED = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md", "secur
 
 MODULES = {
     "Objectives": "equifed.objectives",
+    "Generalisation bounds": "equifed.objectives.generalisation",
     "Step sizes": "equifed.steps",
     "Data": "equifed.data",
     "Numbers about clients": "equifed.metrics",

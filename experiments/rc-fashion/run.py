@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from experiments.harness.bounds import rc_fl_bound, rc_fl_bound_by_client, weighted_massart
 from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
@@ -25,6 +24,11 @@ from experiments.harness.running import Histories, run_variants
 
 from equifed.metrics import paired_difference
 from equifed.objectives import HeterogeneousCVaR
+from equifed.objectives.generalisation import (
+    rc_fl_bound,
+    rc_fl_bound_by_client,
+    weighted_massart,
+)
 
 SOURCE = "RC-FL, Section 6 and Fig. 1 (no numbers in the text)"
 

@@ -266,7 +266,8 @@ class Averaged(Wrapper):
     decay: float | Literal["ergodic"] = 3.0
 
     def __post_init__(self) -> None:
-        if self.decay != "ergodic" and (isinstance(self.decay, str) or not self.decay >= 0):
+        decay = cast(Any, self.decay)
+        if decay != "ergodic" and (isinstance(decay, str) or not decay >= 0):
             raise ValueError(
                 f'decay must be at least 0 or "ergodic", got {self.decay!r}; 0 is the plain mean.'
             )

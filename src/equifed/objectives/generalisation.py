@@ -2,7 +2,7 @@
 
 All bounds hold with probability at least 1 - ``failure`` over the samples, for all models of a
 class at once. They are worst-case bounds: compare them with each other, and use held-out samples
-to learn how a model does.
+to learn how a model does. RC-FL Theorems 3 and 4; SCAFF-PD-IA Theorem 4 and Proposition 5.
 
 RC-FL's bounds have the Rademacher complexity of the class, which :func:`weighted_massart` bounds
 for a finite one: models that were trained without the samples at hand are such a class. IA's has a
@@ -16,18 +16,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equifed.contract import Weights
-from equifed.objectives import IntegratedSet, RelativeFairness, SymmetricSet
+from equifed.contract.arrays import Weights
+from equifed.objectives.base import SymmetricSet
+from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
+
+__all__ = [
+    "integrated_bound",
+    "largest_skewness",
+    "limit_skewness",
+    "log_covering_number",
+    "rc_fl_bound",
+    "rc_fl_bound_by_client",
+    "skewness",
+    "weighted_massart",
+]
 
 Numbers = Sequence[float] | Weights
 
 
-def spread_of_samples(weights: Numbers, samples: Numbers) -> float:
-    r"""Return :math:`\sqrt{\sum_i w_i^2 / m_i}`, by which every bound below scales.
-
-    >>> spread_of_samples([0.5, 0.5], [100, 100])  # as with 200 samples in one place
-    0.07071067811865475
-    """
+def _spread(weights: Numbers, samples: Numbers) -> float:
+    """Return sqrt(sum w_i^2 / m_i), by which every bound below scales."""
     w, m = _pair(weights, samples)
     return math.sqrt(float(np.sum(w**2 / m)))
 
@@ -48,7 +56,7 @@ def weighted_massart(weights: Numbers, samples: Numbers, models: int, bound: flo
     if models < 1:
         raise ValueError(f"models is the size of a class, at least 1, got {models}.")
     _positive(bound=bound)
-    return bound * math.sqrt(2 * math.log(models)) * spread_of_samples(weights, samples)
+    return bound * math.sqrt(2 * math.log(models)) * _spread(weights, samples)
 
 
 def rc_fl_bound(
@@ -91,7 +99,7 @@ def rc_fl_bound(
     """
     weights = _shares_over_tails(shares, tails)
     _positive(bound=bound)
-    luck = bound * math.sqrt(_log_inverse(failure) / 2) * spread_of_samples(weights, samples)
+    luck = bound * math.sqrt(_log_inverse(failure) / 2) * _spread(weights, samples)
     return float(weights.sum()) * empirical + 2 * complexity + luck
 
 
@@ -149,16 +157,6 @@ def largest_skewness(objective: SymmetricSet | RelativeFairness, n: int) -> floa
     body = objective.permutahedron(n)
     # Largest against largest gives the farthest corner from the uniform weights.
     return skewness(np.sort(body.offset)[::-1] + body.corner)
-
-
-def printed_skewness(tail: float, phi: float) -> float:
-    """Return what SCAFF-PD-IA's Proposition 5 prints for :func:`limit_skewness`.
-
-    >>> printed_skewness(tail=1.0, phi=0.0)  # of uniform weights, whose skewness is 1
-    2.0
-    """
-    scale = 1 / ((1 - phi) * tail)
-    return tail * ((scale - 1) ** 2 + (phi * scale + 1) ** 2) + 1
 
 
 def limit_skewness(tail: float, phi: float) -> float:
