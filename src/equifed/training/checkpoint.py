@@ -1,12 +1,7 @@
 """Saving an algorithm's state so that a kill at any moment loses nothing.
 
-A checkpoint is two files: tensors (safetensors) and a manifest (JSON) with the format's number, the
-SHA-256 of the tensors and of itself, the rest of the state and whatever the run folder adds. Both
-are written under a temporary name, flushed to the disk and renamed, the manifest last: a checkpoint
-exists when its manifest does. The previous one is kept. Nothing is ever unpickled.
-
-Dataclasses are named ``module:qualname``. Reading imports nothing from outside equifed: a class is
-one of equifed's, or of a module that the state that the algorithm begins with has classes of.
+A checkpoint is tensors (safetensors) and a sealed manifest (JSON), written last. Nothing is ever
+unpickled; dataclasses are named ``module:qualname``, and reading imports nothing outside equifed.
 """
 
 from __future__ import annotations
@@ -50,10 +45,7 @@ UNUSABLE: tuple[type[Exception], ...] = (*UNREADABLE, CheckpointError, Damaged)
 
 
 def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any = None) -> None:
-    """Write the checkpoint of a round, then drop all but the newest two.
-
-    ``extra`` is for JSON; ``kept`` is what training remembers beside the algorithm's state.
-    """
+    """Write the checkpoint of a round, then drop all but the newest two; ``extra`` is for JSON."""
     from safetensors.torch import save as save_tensors
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,10 +63,9 @@ def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any 
 def load(
     folder: Path, template: Any, check: Callable[[dict[str, Any]], None] | None = None
 ) -> tuple[int, Any, dict[str, Any]]:
-    """Return round, state and extra of the newest checkpoint that is whole; ``kept`` is in extra.
+    """Return round, state and extra (with ``kept``) of the newest checkpoint that is whole.
 
-    ``check`` looks at a checkpoint's ``extra`` and raises if it does not fit what is there.
-    ``template`` is a state of the same algorithm: its tensors say where to put the new ones.
+    ``check`` refuses an ``extra`` that does not fit; ``template`` is a state of the same algorithm.
     """
     problems = []
     for round in reversed(_rounds(folder)):

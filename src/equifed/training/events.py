@@ -1,7 +1,6 @@
-"""Events that training makes: who stood out in a round, and at the end what must not stay unsaid.
+"""Events that training makes: who stood out in a round, and warnings at the end of a run.
 
-Every check is a function of what was recorded, and returns a sentence or None. The training loop
-records the sentences as events; a report asks again, so that older runs are checked as well.
+A report asks for the warnings again, so that older runs are checked as well.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ Pair = tuple[Losses, Losses]
 def tell_touches(
     kept: Kept, history: History, r: int, info: Info, tell: Callable[..., None]
 ) -> Kept:
-    """Tell what a guard did, once per client what it only saw, and who has led for long.
-
-    Returns what to keep. Of two clients one has more than half as a rule, which says nothing.
-    """
+    """Tell what a guard did or saw, and who of at least three has led for long."""
     seen = {event.get("client") for event in history.events if event["event"] == "watch"}
     for i, kind, reason in info.touches:
         name = history.names[i]
@@ -107,10 +103,7 @@ def describe_directions(asked: Sequence[Metric]) -> list[str]:
 def describe_samples(
     clients: Clients, history: History, asked: Sequence[Metric], x: Vector
 ) -> None:
-    """Add what single samples say about the final model, and what it is worth without own parts.
-
-    The latter is the main metric with the mean of all own parts.
-    """
+    """Add what samples say about the final model, with and without own parts."""
     shown = history.main_metric()
     if shown is None:
         return
@@ -131,10 +124,9 @@ def find_warnings(
     scales: Losses | None = None,
     measure: Callable[[], Pair] | None = None,
 ) -> list[str]:
-    """Return what is wrong with a run.
+    """Return what is wrong with a run; ``scales`` are those of its features, where known.
 
-    ``scales`` are those of its features, where they are known; ``measure`` gives the clients'
-    training losses before and after, and is asked for a run that recorded nothing like it.
+    ``measure`` gives training losses before and after, for a run that recorded nothing like it.
     """
     found = (
         check_descent(history, measure),
@@ -207,11 +199,7 @@ def check_classes(history: History) -> str | None:
 
 
 def check_scales(scales: Losses | None) -> str | None:
-    """Tell whether the features have scales that no one step size suits.
-
-    >>> check_scales(np.array([1.0, np.nan, 90.0])) is None
-    True
-    """
+    """Tell whether the features have scales that no one step size suits."""
     if scales is None or np.isnan(scales).all():
         return None
     low, high = int(np.nanargmin(scales)), int(np.nanargmax(scales))

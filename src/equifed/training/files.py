@@ -1,8 +1,4 @@
-"""Files of a run folder: replaced in one step, sealed by a checksum, written by one process.
-
-Nothing that was damaged is read as if it were whole: JSON documents carry their own SHA-256, and
-every problem of reading becomes a :class:`RunFolderError` that names the file.
-"""
+"""Files of a run folder: replaced in one step, sealed by a checksum, one process writes."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder with a symbolic link in it, at any depth.
-
-    A link would have files read, packed or overwritten that lie elsewhere.
-    """
+    """Refuse a folder with a link at any depth: what it leads to lies elsewhere."""
     for place, folders, files in os.walk(folder):
         for name in sorted((*folders, *files)):
             refuse_link(Path(place) / name)
@@ -78,11 +71,7 @@ def digest(content: bytes) -> str:
 
 
 def seal(document: Mapping[str, Any]) -> bytes:
-    """Return the text of a JSON document with its own checksum in it.
-
-    >>> "sha256" in json.loads(seal({"round": 3}))
-    True
-    """
+    """Return the text of a JSON document with its own checksum in it."""
     plain = json.loads(json.dumps(document))
     return (json.dumps({**plain, SEAL: _digest_of(plain)}, indent=2) + "\n").encode()
 
@@ -137,9 +126,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Refuse to work in a folder that another process works in, and say which one it is.
 
-    The lock is the operating system's, so that of a killed process is gone with it. Where a file
-    system has no locks, the file's text decides: a process of this machine that no longer runs does
-    not count; one of another machine does until somebody deletes the file.
+    The lock is the operating system's, gone with its process; without one the file's text decides.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
@@ -190,10 +177,7 @@ def _read_holder(path: Path) -> dict[str, Any]:
 
 
 def is_worked_on(folder: Path) -> bool:
-    """Tell whether a process that still runs has signed a folder's lock, as far as is known here.
-
-    The lock itself is not touched: who only looks must not be in the way of who begins.
-    """
+    """Tell whether a running process has signed a folder's lock, without touching it."""
     told = _read_holder(folder / LOCK)
     if not told or told["host"] != socket.gethostname() or not isinstance(told["process"], int):
         return bool(told)

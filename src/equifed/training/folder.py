@@ -1,11 +1,7 @@
 """The folder of a run: opened, refused, written, and cut back to a checkpoint.
 
-Tables only grow; a summary at the end says that the run is complete. A checkpoint remembers how
-long the tables were, so a resumed run cuts off what was written after it and goes on to the same
-bytes that an uninterrupted run writes.
-
-A folder may come from somebody else: everything that reads one calls :func:`open_run_folder` first.
-A checksum shows damage, not forgery: whoever changes a folder can write new checksums.
+Everything that reads one calls :func:`open_run_folder` first: it may come from somebody else. A
+checksum shows damage, not forgery.
 """
 
 from __future__ import annotations
@@ -21,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from equifed.contract.arrays import Weights, to_cell
 from equifed.contract.clients import Group
@@ -49,19 +43,9 @@ CHOSEN_BY_DATA = ("name", "partition")
 
 
 class RunFolder:
-    """Writes one run; of the processes of a group, the first one does.
+    """Writes one run; of the processes of a group (``clients.group()``), the first one does.
 
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    names : sequence of str
-        The clients.
-    group : Group, optional
-        The processes that share the run (``clients.group()``); None: this one is alone.
-    more : bool
-        Something comes after training (own models), and whoever adds it finishes the folder: if
-        that is killed, the run is not complete, and resuming it does what is missing.
+    ``more``: something comes after training (own models), and whoever adds it finishes the folder.
     """
 
     def __init__(
@@ -127,10 +111,7 @@ class RunFolder:
             write_file(self.path / tables.HITS, tables.pack_hits(hits))
 
     def beside(self, history: Any) -> None:
-        """Write what samples say about the final model, and what clients would have otherwise.
-
-        That is with models of their own, or without their own parts, as in ``metrics.csv``.
-        """
+        """Write what samples say, and what clients have alone or without own parts."""
         if self.writes and history.details is not None:
             text = json.dumps(history.details.to_dict()) + "\n"
             write_file(self.path / tables.DETAILS, text.encode())
@@ -141,10 +122,7 @@ class RunFolder:
                 self._append(name, [tables.TABLES["metrics.csv"], *record.to_rows(self.names)])
 
     def finish(self, history: Any) -> None:
-        """Write the model, the checksums of all files, and then the summary: the run is complete.
-
-        It is not, if something comes after training.
-        """
+        """Write the model, the checksums and then the summary: the run is complete."""
         if self.writes and not self._more:
             from safetensors.torch import save
 
@@ -176,16 +154,12 @@ class RunFolder:
                 os.fsync(file.fileno())
                 lengths[name] = file.tell()
         sums = {name: self._sums[name].hexdigest() for name in lengths}
-        single = np.frombuffer(bytearray(tables.pack_hits(hits)), dtype=np.uint8)
         extra = {"lengths": lengths, "sums": sums}
-        checkpoint.save(self.checkpoints, round, state, extra, (kept, single))
+        checkpoint.save(self.checkpoints, round, state, extra, (kept, tuple(hits.items())))
         self._saved_at = time.monotonic()
 
     def restore(self, template: Any) -> tuple[int, Any, Any, dict[str, Hits]]:
-        """Cut the tables back to the newest checkpoint; return round, state, kept and hits.
-
-        Who reads the tables then calls :meth:`wait`: nothing is written before all have read.
-        """
+        """Cut the tables back to the newest checkpoint; return round, state, kept and hits."""
         refuse_links(self.path)
         found = tables.read_names(self.path / tables.CLIENTS)
         if found != self.names:
@@ -200,8 +174,8 @@ class RunFolder:
             os.truncate(self.path / name, length)
             self._sums[name] = hashlib.sha256((self.path / name).read_bytes())
         self.wait()
-        kept, single = extra["kept"]
-        return round, state, kept, tables.unpack_hits(single.tobytes())
+        kept, hits = extra["kept"]
+        return round, state, kept, dict(hits)
 
     def wait(self) -> None:
         """Wait until all processes of the group are here."""
@@ -224,10 +198,7 @@ class RunFolder:
 def write_provenance(
     folder: Path, told: Mapping[str, Any], trained: Any, source: Path | None
 ) -> None:
-    """Write ``run.json``, the configuration if there was one, and how the data were prepared.
-
-    What predicts knows the preparation, or else the folder that the run was read from.
-    """
+    """Write ``run.json``, the configuration if there is one, and the preparation."""
     import tomli_w
 
     prepared, there = getattr(trained, "preparation", None), source and source / tables.PREPARATION
@@ -273,8 +244,7 @@ def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
 def check_folder(folder: Path) -> None:
     """Refuse a folder with a file that is not what a run wrote.
 
-    A complete run has checksums of everything; one that was interrupted has them for its tables up
-    to a checkpoint. Those of version 0.1 have none.
+    A complete run has checksums of everything, an interrupted one of its tables, version 0.1 none.
     """
     if is_complete(folder):
         summary = read_json(folder / tables.SUMMARY)
@@ -300,10 +270,7 @@ def _check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
 def _check_one(
     folder: Path, name: str, known: Sequence[str], expected: str, length: int | None = None
 ) -> None:
-    """Compare a file, or its first ``length`` bytes, with its checksum.
-
-    A name that no run writes might lead out of the folder.
-    """
+    """Compare a file, or its beginning, with its checksum; unknown names may lead elsewhere."""
     if name not in known:
         raise Damaged(f"{folder} is damaged: it has a checksum of {name!r}, which no run writes.")
     path = folder / name
@@ -325,24 +292,9 @@ def open_run_folder(
 ) -> Path:
     """Return the path of a run folder, or of an exported one, once it may be read.
 
-    It refuses, in this order: symbolic links, files that do not match their checksums, and code
-    that the folder would load. Nothing of the folder is imported before.
-
-    Parameters
-    ----------
-    folder : path
-        The folder. It may be a link itself, because the user has named it; nothing in it may be.
-    trust : bool
-        Accept that the folder's code is loaded. It runs with the user's rights.
-    data_only : bool
-        The caller reads tables and weights, and loads nothing that the configuration names.
-    check : callable
-        What compares the files with their checksums.
-
-    Raises
-    ------
-    RunFolderError
-        With the file or the code that is refused, and what to do.
+    It refuses, in this order: symbolic links (but the folder itself may be one), files that do not
+    match their checksums (``check``), and code that the folder would load, unless the caller has
+    ``trust`` or loads none (``data_only``). Nothing of the folder is imported before.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -359,10 +311,7 @@ def open_run_folder(
 
 
 def find_code(folder: Path) -> list[str]:
-    """Return the code that a folder would load, without loading it.
-
-    That is what its configuration names as ``package.module:Name``, and an exported program.
-    """
+    """Return the code that a folder would load: what it names, and an exported program."""
     exported = (folder / EXPORTED).exists() and (folder / PROGRAM).exists()
     programs = [str(folder / PROGRAM)] if exported else []
     config = folder / tables.CONFIG
@@ -370,11 +319,7 @@ def find_code(folder: Path) -> list[str]:
 
 
 def find_addresses(config: Mapping[str, Any]) -> set[str]:
-    """Return what a configuration names as ``package.module:Name``.
-
-    >>> find_addresses({"model": "mine:Net", "data": {"name": "table", "target": "a:b"}})
-    {'mine:Net'}
-    """
+    """Return what a configuration names as ``package.module:Name``."""
     data = config.get("data")
     if isinstance(data, Mapping):
         data = {key: data[key] for key in CHOSEN_BY_DATA if key in data}

@@ -127,15 +127,10 @@ class History:
         return module
 
     def predictor(self, *, trust: bool = False) -> Any:
-        """Return what predicts for new rows with the model that was given out.
+        """Return what predicts for new rows with the model that was given out (a ``Predictor``).
 
-        It is a :class:`equifed.models.predictor.Predictor`: rows are prepared as the training rows
-        were, classes have their names.
-
-        Parameters
-        ----------
-        trust : bool
-            Load the code that the folder of a loaded run names; see :func:`equifed.load_predictor`.
+        Rows are prepared as the training rows were. ``trust``: load the code that the folder of a
+        loaded run names; see :func:`equifed.load_predictor`.
         """
         if self.trained is None and self.folder is not None:
             # A run folder describes the module in words that the parts above this one understand.
@@ -178,9 +173,7 @@ class History:
     def per_client(self, metric: str | None = None, split: str | None = None) -> dict[str, float]:
         """Return the newest value of a metric for every client that has one.
 
-        By default it is the run's main metric: accuracy for classes, MSE or the loss for values to
-        regress on; on the test split if that was evaluated. A metric that was not evaluated is
-        refused, and those that were are named.
+        By default of the main metric (accuracy, or else MSE or the loss), on test data if it can.
         """
         record = self.last(metric, split)
         known = {r.metric for r in self.metrics}
@@ -234,11 +227,9 @@ class History:
         return out
 
     def certificate(self) -> dict[str, float] | str | None:
-        """Return the certificate of the model given out, or why there is none, if known.
+        """Return gap, round and distance proved of the model given out, or why nothing is known.
 
-        It has a gap, the round of the model (it is the model after so many rounds) and, where it is
-        known, a bound on the distance from the best model. Of a run that has not ended it is the
-        smallest one so far.
+        Of a run that has not ended it is the smallest gap so far.
         """
         best = self._proved()
         if not isinstance(best, GivenOut):

@@ -1,11 +1,8 @@
 """A round with those who give a usable answer: who is missing, and what the round proves.
 
-Training looks at the clients' answers before any wrapper or algorithm does, for two reasons.
-**Numbers near the largest float**: a number of one client can be finite and yet make those of all
-overflow (a loss of 1e308 in a sum, an update so long that all clients diverge from the model that
-it leads to); such a client is missing, and the others go on. **Proofs**: a certificate rests on
-answers about all samples of all clients, so those are remembered for the round, and what a round
-hands out as its proof must be what the clients said. Neither costs anything in an ordinary round.
+Training looks at the answers before any wrapper or algorithm does. A finite number can make those
+of all clients overflow (a loss of 1e308 in a sum): such a client is missing. And what a round hands
+out as its proof must be what all clients said about all their samples.
 """
 
 from __future__ import annotations
@@ -165,10 +162,7 @@ class Witness(ClientsView):
     def certify(
         self, proof: Proof, index: Index | None, lower: float | None
     ) -> tuple[Certificate | str, float | None]:
-        """Return the certificate of a round of clients ``index``, or why there is none.
-
-        ``lower`` is the best bound on the optimum so far; with the answer comes the new one.
-        """
+        """Return the certificate of a round, or why there is none, and the best lower bound."""
         if min(len(self.index), len(self.index if index is None else index)) < len(self.names):
             return "not all clients took part", lower
         confirmed = self.confirm(proof)
@@ -234,8 +228,7 @@ def play_round(
 ) -> Played:
     """Repeat round r without those who give no usable answer, until the others all do.
 
-    Those who are missing count in the step with what they sent last. Clients start from the own
-    parts of the round before, and those with which their last local steps ended are in the next.
+    Missing clients count with what they sent last; own parts go from each round to the next.
     """
     left = clients.index
     while True:
@@ -264,10 +257,7 @@ def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
 
 
 def certify_round(played: Played, about: Any) -> tuple[Info, Kept, Any]:
-    """Return what a round tells, with its certificate or why there is none, and what to keep.
-
-    ``about`` is the objective that certificates were about so far; the new one comes last.
-    """
+    """Return what a round tells with its certificate, what to keep, and the objective."""
     info, kept, found = played.info, played.kept, played.info.proof
     if isinstance(found, Proof):
         if not found.final:

@@ -20,11 +20,7 @@ MOST_LINES, MOST_ROWS, SHOWN_EVENTS, SHOWN_CLIENTS = 10, 20, 10, 40
 
 
 def format_metric(value: float | None, metric: str) -> str:
-    """Return a metric's value as tables show it.
-
-    >>> format_metric(0.7631, "accuracy"), format_metric(0.51239, "loss"), format_metric(None, "")
-    ('76.3 %', '0.5124', '-')
-    """
+    """Return a metric's value as tables show it."""
     if value is None or not np.isfinite(value):
         return "-"
     return find_metric(metric).write(value)
@@ -66,9 +62,7 @@ def print_line(console: Console, text: str, style: str | None = None) -> None:
 def tabulate_clients(histories: Mapping[str, Any]) -> Table:
     """Return a table: a row per client, a column per run, the average and the worst below.
 
-    The metric is the first run's main one; beside accuracies stands the share of every client's
-    majority class, and beside a single run its further metrics. Of more than forty clients only the
-    worst of the last run are shown.
+    Of more than forty clients only those whom the last run serves worst are shown.
     """
     from rich.table import Table
     from rich.text import Text

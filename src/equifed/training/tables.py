@@ -67,10 +67,7 @@ def check_format(told: Mapping[str, Any], folder: Path) -> None:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of ``rounds.csv``: what a round cost and where the objective stood at its start.
-
-    ``clients`` are the positions of those who took part; None means that all did.
-    """
+    """One line of ``rounds.csv``: what a round cost and where the objective stood before it."""
 
     round: int
     objective: float | None
@@ -79,7 +76,7 @@ class RoundRecord:
     bytes_down: int
     seconds: float
     numbers: dict[str, float] = field(default_factory=dict)
-    clients: tuple[int, ...] | None = None
+    clients: tuple[int, ...] | None = None  # positions of those who took part; None: all
 
     def to_row(self) -> list[str]:
         """Return the line of the CSV file."""
@@ -132,29 +129,14 @@ class MetricRecord:
 
 @dataclass(frozen=True)
 class GivenOut:
-    """What a run gave out.
-
-    Parameters
-    ----------
-    kind : str
-        ``"last"``: what the algorithm gives out after its last round; ``"certified"``: the model
-        with the smallest certified gap; ``"average"``: the mean of the models of the rounds, later
-        ones counting more; ``"validation"``: the one whose worst client is served best on
-        validation data.
-    round : int
-        It is the model after this many rounds.
-    gap, distance, objective : float, optional
-        Its certificate and its objective, where they are known.
-    capped : bool
-        Whether the certificate says no more than that no objective is below its smallest value.
-    """
+    """What a run gave out; see ``give_out`` of :func:`equifed.train` for the kinds."""
 
     kind: Literal["last", "certified", "average", "validation"]
-    round: int
+    round: int  # it is the model after this many rounds
     gap: float | None = None
     distance: float | None = None
     objective: float | None = None
-    capped: bool = False
+    capped: bool = False  # the gap says no more than that objectives have a smallest value
 
     def __str__(self) -> str:
         if self.kind == "last":
@@ -167,15 +149,7 @@ class GivenOut:
         return f"gave out the model of round {self.round}, {why}"
 
     def proof(self) -> str:
-        """Say what its certificate proves.
-
-        >>> GivenOut("certified", 7, gap=0.00123).proof()
-        'certified to be within 0.00123 of the smallest objective there is'
-        >>> GivenOut("certified", 7, gap=0.001, objective=0.4).proof()
-        'certified to be within 0.001 of the smallest objective there is, 0.25 % of its own'
-        >>> GivenOut("certified", 7, gap=0.5, objective=0.5, capped=True).proof()
-        'nothing is proved yet: the bound on the gap is not below the objective itself, 0.5'
-        """
+        """Say what its certificate proves."""
         if self.capped:
             itself = "itself" if self.objective is None else f"itself, {self.objective:.3g}"
             return (
@@ -290,12 +264,7 @@ def pack_hits(hits: Mapping[str, Hits]) -> bytes:
 
 
 def unpack_hits(content: bytes) -> dict[str, Hits]:
-    """Read the content of ``hits.npz``.
-
-    >>> hits = Hits(np.array([True, False, True]), np.array([7, 9]), np.array([2, 1]))
-    >>> unpack_hits(pack_hits({"test": hits}))["test"].correct
-    array([ True, False,  True])
-    """
+    """Read the content of ``hits.npz``."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         splits = dict.fromkeys(name.partition("/")[0] for name in arrays.files)
         return {
@@ -312,12 +281,7 @@ def unpack_hits(content: bytes) -> dict[str, Hits]:
 
 
 def describe_value(value: Any) -> Any:
-    """Return a value in words that JSON has; an object by its class and its fields.
-
-    >>> from equifed.contract.local import LocalSGD
-    >>> describe_value(LocalSGD(steps=3, lr=0.1))["lr"]
-    0.1
-    """
+    """Return a value in words that JSON has; an object by its class and its fields."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -350,11 +314,7 @@ def share_of_method(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of packages, and Python's; "not installed" for one that is missing.
-
-    >>> package_versions(["numpy", "no-such-package"])["no-such-package"]
-    'not installed'
-    """
+    """Return versions of packages and Python; a missing one is "not installed"."""
     return {**{name: _version(name) for name in packages}, "python": platform.python_version()}
 
 

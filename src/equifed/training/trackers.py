@@ -51,17 +51,7 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """Round, objective, worst client and time left; plain lines off a terminal.
-
-    Use it as a context manager, so that the bar is put away also when training fails.
-
-    Parameters
-    ----------
-    console : rich.console.Console
-        Where to write, usually standard error.
-    title : str
-        What is running.
-    """
+    """Round, objective, worst client and time left; a context manager, plain off terminals."""
 
     def __init__(self, console: Console, title: str = "training") -> None:
         self._console, self._title = console, title
@@ -288,11 +278,7 @@ def _missing(extra: str) -> ValueError:
 
 
 def _flat(table: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
-    """Return a nested table with dotted keys.
-
-    >>> _flat({"model": {"l2": 0.1}, "rounds": 5})
-    {'model.l2': 0.1, 'rounds': 5}
-    """
+    """Return a nested table with dotted keys."""
     out: dict[str, Any] = {}
     for key, value in table.items():
         inner = f"{stem}{key}"
@@ -301,10 +287,6 @@ def _flat(table: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
 
 
 def _allowed(key: str) -> str:
-    """Return a name that MLflow takes: letters, digits and ``_-. /``, others as an underscore.
-
-    >>> _allowed("test_accuracy/client/T-shirt & <b>")
-    'test_accuracy/client/T-shirt _ _b_'
-    """
+    """Return a name that MLflow takes: letters, digits and ``_-. /``, others as an underscore."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-. /") else "_" for c in key)
     return kept[:250].strip("/")
