@@ -30,12 +30,10 @@ def test_entries_are_the_functions_of_the_same_name(higher):
     assert all(isinstance(value, float) for value in row.values())
 
 
-def test_every_entry_is_described_under_a_snake_case_name():
+def test_every_entry_has_a_snake_case_name():
     row = metrics.summary(LOSSES, higher_is_better=False)
     assert set(row) == {"clients", *metrics.REDUCERS}
-    for name, reducer in metrics.REDUCERS.items():
-        assert re.fullmatch("[a-z][a-z0-9_]*", name)
-        assert "\n" not in reducer.meaning
+    assert all(re.fullmatch("[a-z][a-z0-9_]*", name) for name in metrics.REDUCERS)
 
 
 def test_sizes_are_optional():

@@ -1,30 +1,18 @@
 r"""Seeded bootstrap intervals for every reducer of accuracies: these clients, other test samples.
 
-How far may the summary of the clients' true accuracies lie from the measured one?
-
-**The interval.** With the estimate t, and the mean and standard deviation of the same statistic
-over the resamples,
-
-.. math:: 2t - \overline{t^*}\ \pm\ 1.96\cdot\mathrm{sd}(t^*)
-
-that is, the normal interval around the estimate corrected for its bias: noise in the clients'
-accuracies widens their spread, and resamples add the noise a second time, so that percentile
-intervals miss systematically (the tests show it).
-
-**Near equality.** When all clients are truly alike, every resample lies above the truth. So if the
-counts do not reject one common accuracy (chi-square test of homogeneity at the same level), the
-interval is extended to what the statistic would be under a common accuracy, within its Wilson
-limits.
-
-**What it cannot do.** A client with nothing or everything right shows no variation, so with a
-handful of samples each the interval is too short. A statistic that rests on one client (worst,
-range) has no valid bootstrap: see :func:`~equifed.metrics.worst_client_interval`.
+With the estimate t, and mean and deviation of the same statistic over resamples, the interval is
+:math:`2t - \overline{t^*} \pm 1.96\,\mathrm{sd}(t^*)`, the normal one around the estimate without
+its bias: resamples add the samples' noise a second time, so that percentile intervals miss (the
+tests show it). When all clients are truly alike, every resample lies above the truth; so if a
+chi-square test does not reject one common accuracy, the interval is extended to what the statistic
+would be under it. With a handful of samples per client it is too short.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
+from functools import partial
 from statistics import NormalDist
 
 import numpy as np
@@ -44,25 +32,21 @@ from equifed.metrics.summary import REDUCERS
 _BLOCK = 2_000_000  # numbers resampled at a time, so that memory does not grow with resamples
 
 
-def split_resamples(resamples: int, clients: int) -> Iterator[int]:
-    """Yield how many resamples of so many numbers to draw at a time."""
+def resample(
+    draw: Callable[[int], Values], reduce: Callable[[Values], Values], resamples: int, size: int
+) -> Values:
+    """Return the reduced draws, one per row, of ``size`` numbers each, drawn block by block."""
     if resamples < 2:
         raise ValueError(
             f"resamples must be at least 2 (1,000 or more to be useful), got {resamples}."
         )
-    rows = max(1, _BLOCK // clients)
-    for start in range(0, resamples, rows):
-        yield min(rows, resamples - start)
+    rows = max(1, _BLOCK // size)
+    blocks = (min(rows, resamples - start) for start in range(0, resamples, rows))
+    return np.concatenate([reduce(draw(block)) for block in blocks])
 
 
 def corrected_interval(estimate: float, draws: ArrayLike, bounds: tuple[float, float]) -> Interval:
-    """Return the bias-corrected normal interval of the module's docstring, clipped to ``bounds``.
-
-    Where a draw is infinite (a ratio over zero) nothing can be said: the limits are the bounds.
-
-    >>> corrected_interval(1.0, [1.0, 1.0], (0.0, 9.0))
-    Interval(estimate=1.0, lower=1.0, upper=1.0)
-    """
+    """Return the interval of the module's docstring within ``bounds``; these if infinite."""
     array = np.asarray(draws, dtype=np.float64)
     if not (np.isfinite(array).all() and math.isfinite(estimate)):
         return Interval(estimate, *bounds)
@@ -97,12 +81,16 @@ def accuracy_intervals(
             f"clients at positions {name_positions(m == 0)} have no test sample; leave them out."
         )
     chosen = [r for r in REDUCERS.values() if not r.extreme and (names is None or r.name in names)]
-    blocks = resample_samples(k, m, resamples, seed)
-    draws = [[r.compute(block, True) for r in chosen] for block in blocks]
+    draws = resample(
+        partial(draw_accuracies, k, m, Stream(seed).at("bootstrap", "samples").generator()),
+        lambda block: np.column_stack([r.compute(block, True) for r in chosen]),
+        resamples,
+        k.size,
+    )
     common, result = _common_accuracies(k, m), {}
-    for r, found in zip(chosen, zip(*draws, strict=True), strict=True):
+    for r, found in zip(chosen, draws.T, strict=True):
         bounds = (0.0, 1.0) if r.level else r.bounds
-        one = corrected_interval(r.compute(k / m, True), np.concatenate(found), bounds)
+        one = corrected_interval(r.compute(k / m, True), found, bounds)
         if common is not None:
             at = r.compute(common, True)
             ends = min(one.lower, float(at.min())), max(one.upper, float(at.max()))
@@ -113,19 +101,13 @@ def accuracy_intervals(
     return result
 
 
-def resample_samples(k: Values, m: Values, resamples: int, seed: int) -> Iterator[Values]:
-    """Yield blocks (b, n) of accuracies, the counts of each client drawn anew."""
-    draw = Stream(seed).at("bootstrap", "samples").generator()
-    for rows in split_resamples(resamples, k.size):
-        yield draw.binomial(m.astype(np.int64), k / m, size=(rows, k.size)) / m
+def draw_accuracies(k: Values, m: Values, draw: np.random.Generator, rows: int) -> Values:
+    """Return accuracies (rows, n), the counts of each client drawn anew."""
+    return draw.binomial(m.astype(np.int64), k / m, size=(rows, k.size)) / m
 
 
 def _common_accuracies(k: Values, m: Values) -> Values | None:
-    r"""Return the Wilson limits of one common accuracy as equal vectors, (2, n), if it may be.
-
-    It may be when :math:`\sum_i (k_i - m_i \bar p)^2 / (m_i \bar p (1 - \bar p))`, with :math:`\bar
-    p` pooled, does not exceed the chi-square quantile with n - 1 degrees of freedom.
-    """
+    """Return Wilson's limits of one common accuracy, (2, n), unless chi-square rejects it."""
     pooled = k.sum() / m.sum()
     if 0 < pooled < 1 and k.size > 1:
         from scipy.special import chdtri

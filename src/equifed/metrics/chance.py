@@ -1,9 +1,7 @@
-r"""How much of the spread over clients is chance: what few test samples alone would do.
+"""How much of the spread over clients is chance: what few test samples alone would do.
 
-n clients that are served equally well, with accuracy p and :math:`m_i` test samples each, have
-measured accuracies :math:`\mathrm{Binomial}(m_i, p)/m_i`, whose worst fifth lies far below p: its
-expectation is the *chance floor*. More test samples bring it closer to p, so a distance to the
-floor belongs to its numbers of samples.
+Of clients that are served equally well the worst fifth lies far below the others where samples are
+few; its expectation is the *chance floor*.
 """
 
 from __future__ import annotations

@@ -1,31 +1,7 @@
-r"""How sure a number is: 95 % intervals for one client, for the worst of many, and over seeds.
+"""How sure a number is: 95 % intervals for one client, for the worst of many, and over seeds.
 
-A client's accuracy is measured on m test samples. Taken as independent draws from that client's
-population, the number of correct answers is binomial, and the intervals here are for the client's
-*true* accuracy, the one on its population.
-
-**The worst of many.** With 100 equal clients the lowest measurement lies well below the common
-truth, and the ordinary interval of that client misses far too often. With :math:`\gamma = 0.05` and
-exact one-sided limits :math:`L_i(\cdot), U_i(\cdot)` of client i (Clopper and Pearson's),
-
-.. math:: \Bigl[\min_i L_i(\gamma/2),\ \min_i U_i(\gamma')\Bigr],
-          \qquad \gamma' = 1 - (1-\gamma/2)^{1/n}
-
-covers :math:`p_{\min}` with probability at least 0.95. *Proof.* Let j be a client with
-:math:`p_j = p_{\min}`.
-
-* The lower limit needs no adjustment: :math:`\min_i L_i \le L_j`, so it exceeds :math:`p_j` only if
-  :math:`L_j` does, which has probability at most :math:`\gamma/2`.
-* The upper limit does: if :math:`\min_i U_i < p_j`, then some i has :math:`U_i < p_j \le p_i`.
-  Clients are independent, so none has :math:`U_i < p_i` with probability at least
-  :math:`(1-\gamma')^n = 1 - \gamma/2`.
-
-The two misses together have probability at most :math:`\gamma`. ∎
-
-Who is the worst? The *candidates* are the clients with :math:`L_i(\gamma') \le \min_k
-U_k(\gamma')`: when all simultaneous intervals hold (probability at least 0.95), :math:`L_j \le
-p_j \le p_k \le U_k` for all k, so j is among them. A client without samples has [0, 1]: it is
-always a candidate and the lower limit is 0.
+The number of correct answers of a client, on samples drawn from its population, is binomial; the
+intervals are for its *true* accuracy, the one on that population.
 """
 
 from __future__ import annotations
@@ -161,9 +137,19 @@ def wilson_interval(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Valu
 def worst_client_interval(correct: ArrayLike, trials: ArrayLike) -> WorstClient:
     r"""Return an interval for :math:`p_{\min} = \min_i p_i`, the worst-served client's accuracy.
 
-    It allows for the lowest of many *measured* accuracies being low by chance; the module's
-    docstring has the proof. The confidence is 95 % for the interval, and separately for the set
-    of candidates.
+    With 100 equal clients the lowest measurement lies well below the common truth, and the ordinary
+    interval of that client misses far too often. With :math:`\gamma = 0.05` and exact one-sided
+    limits :math:`L_i(\cdot), U_i(\cdot)` of client i (Clopper and Pearson's),
+
+    .. math:: \Bigl[\min_i L_i(\gamma/2),\ \min_i U_i(\gamma')\Bigr],
+              \qquad \gamma' = 1 - (1-\gamma/2)^{1/n}
+
+    covers it with probability at least 0.95. Let :math:`p_j = p_{\min}`. The lower limit exceeds
+    :math:`p_j` only if :math:`L_j` does. If :math:`\min_i U_i < p_j`, some i has :math:`U_i < p_i`;
+    none has with probability at least :math:`(1-\gamma')^n`, because clients are independent.
+
+    The *candidates* are the clients with :math:`L_i(\gamma') \le \min_k U_k(\gamma')`: when all
+    limits hold (probability at least 0.95), j is among them. One without samples always is.
 
     >>> worst = worst_client_interval(correct=[90, 45, 49], trials=[100, 50, 100])
     >>> worst.observed, worst.candidates

@@ -1,18 +1,11 @@
 """What is measured for every client, and which way is better: decided here and nowhere else.
 
-A metric is a function of a client's targets ``y`` (classes 0..K - 1, or values) and of what the
-model answers, computed where the samples are. What is known by name is in ``METRICS``; a function
-of your own becomes a metric by :func:`as_metric`.
-
 Scores and probabilities of two classes are one number per sample, that of class 1, the positive
-one; of more classes one per class, and recall, precision, F1 and AUROC are then means over the
-classes that the client has ("macro", one against the rest). Where scikit-learn warns that a metric
-is not defined, it is NaN.
+one; of more classes one per class, and recall, precision, F1 and AUROC are means over the classes
+that the client has. Where scikit-learn warns that a metric is not defined, it is NaN.
 
-Limits for other samples of the same client: ratios of counts (accuracy; recall and precision of two
-classes) have Wilson's, means over samples Student's, all others those of a bootstrap over the
-client's samples. Where the samples cannot tell, there are none (NaN): below ``FEWEST`` samples, or
-when resamples do not vary.
+Limits for other samples of the same client: Wilson's for ratios of counts, Student's for means over
+samples, a bootstrap for all others; none (NaN) where the samples cannot tell.
 """
 
 from __future__ import annotations
@@ -70,8 +63,6 @@ class Metric:
         ``f(y, answers)`` per sample, if the metric is its mean.
     counts
         ``f(y, answers)``: successes and trials, if the metric is their ratio; None where it is not.
-    undefined
-        When it has no value.
 
     >>> METRICS["accuracy"].write(0.7631), METRICS["loss"].write(0.51239), METRICS["mse"].label
     ('76.3 %', '0.5124', 'MSE')
@@ -86,7 +77,6 @@ class Metric:
     label: str = ""
     each: Callable[[Any, Any], Values] | None = None
     counts: Callable[[Any, Any], tuple[int, int] | None] | None = None
-    undefined: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or self.name != self.name.strip() or "\n" in self.name:
@@ -170,11 +160,7 @@ class Metric:
 
 
 def limit_mean(values: Values) -> tuple[float, float]:
-    """Return Student's limits of a mean; those of numbers that are never negative stay above 0.
-
-    >>> limit_mean(np.array([1.0, 1.0]))
-    (nan, nan)
-    """
+    """Return Student's limits of a mean; those of numbers that are never negative stay above 0."""
     if len(values) < 2 or not np.isfinite(values).all() or np.ptp(values) == 0:
         return NOTHING
     mean, half = float(values.mean()), student_half(values)
@@ -237,8 +223,10 @@ def _count_rate(y: Any, score: Any, rate: Rate) -> tuple[int, int] | None:
 
 def _auroc(y: Any, score: Any) -> float:
     """Return how often a positive sample is ranked before a negative one, ties counting half."""
-    if score.ndim == 2:
-        return _auroc_of_each(y, score)
+    if score.ndim == 2:  # the mean over the client's classes, each against the rest
+        chances = np.exp(score - score.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        return float(np.mean([_auroc(y == k, chances[:, k]) for k in np.unique(y)]))
     positive = y == 1
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:
@@ -246,16 +234,6 @@ def _auroc(y: Any, score: Any) -> float:
     _, place, count = np.unique(score, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # equal scores share their mean rank
     return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
-
-
-def _auroc_of_each(y: Any, score: Any) -> float:
-    """Return the mean over the client's classes, each against the rest."""
-    classes = np.unique(y)
-    if len(classes) < 2:
-        return float("nan")
-    powers = np.exp(score - score.max(axis=1, keepdims=True))
-    chances = powers / powers.sum(axis=1, keepdims=True)
-    return float(np.mean([_auroc((y == k).astype(np.int64), chances[:, k]) for k in classes]))
 
 
 def _squared_distances(y: Any, probability: Any) -> Values:
@@ -305,9 +283,8 @@ def _of_values(name: str, label: str, higher: bool = False, **more: Any) -> Metr
     return Metric(name, higher, task="values", label=label, **more)
 
 
-def _of_rate(name: Rate, undefined: str, **more: Any) -> Metric:
-    compute = partial(_average_rate, rate=name)
-    return _of_classes(name, True, compute=compute, undefined=undefined, **more)
+def _of_rate(name: Rate, **more: Any) -> Metric:
+    return _of_classes(name, True, compute=partial(_average_rate, rate=name), **more)
 
 
 METRICS = {
@@ -318,19 +295,14 @@ METRICS = {
         _of_values("mse", "MSE", each=_squared_errors),
         Metric("loss", False, each=_take_losses, needs="loss"),
         _of_classes("balanced_accuracy", True, "prediction", compute=_balanced_accuracy),
-        _of_rate("recall", "a client without a sample of the positive class has none",
-                 counts=partial(_count_rate, rate="recall")),
-        _of_rate("precision", "a client none of whose samples is predicted positive has none",
-                 counts=partial(_count_rate, rate="precision")),
-        _of_rate("f1", "a client without positive samples, true or predicted, has none",
-                 label="F1"),
-        _of_classes("auroc", True, compute=_auroc, label="AUROC",
-                    undefined="a client whose samples are all of one class has none"),
+        _of_rate("recall", counts=partial(_count_rate, rate="recall")),
+        _of_rate("precision", counts=partial(_count_rate, rate="precision")),
+        _of_rate("f1", label="F1"),
+        _of_classes("auroc", True, compute=_auroc, label="AUROC"),
         _of_classes("brier", False, "probability", label="Brier score", each=_squared_distances),
         _of_values("rmse", "RMSE", compute=_rmse),
         _of_values("mae", "MAE", each=_absolute_errors),
-        _of_values("r2", "R²", True, compute=_r2,
-                   undefined="a client whose targets are all the same, or one sample, has none"),
+        _of_values("r2", "R²", True, compute=_r2),
     )
 }  # fmt: skip
 """The metrics that are known by name; the first one that was evaluated is the one to show."""

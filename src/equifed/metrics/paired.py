@@ -1,30 +1,18 @@
-r"""Differences between two methods: over seeds, and between models that answered the same samples.
-
-Runs with the same seed share data split, initial model and sampled clients, so the difference of
-two methods *within a seed* varies far less than either method over seeds:
-:func:`paired_difference` is built from the differences.
+"""Differences between two methods: over seeds, and between models that answered the same samples.
 
 Of a client's m samples, a are answered correctly by both models, b by ours alone, c by theirs alone
-and d by neither; the accuracies differ by (b - c)/m. The four counts say how far the two models'
-luck with the samples is shared, which an interval from two separate accuracies ignores.
+and d by neither; the accuracies differ by (b - c)/m, and the counts tell how far luck is shared.
 
-* One client: Newcombe's interval, two Wilson intervals put together with the correlation of the
-  answers. It is never of width zero, however few the samples.
-* Averages over clients: clients are independent, so the distances from each client's difference to
-  its limits add up as squares (the MOVER of Zou and Donner).
-* The worst client: the intervals of the two worst clients, which allow for the lowest of many
-  measurements being low by chance, put together in the same way; with the correlation of the
-  answers if it is the same client, and without any, which is cautious, if it is not.
+* One client: Newcombe's interval, two Wilson intervals and the correlation of the answers.
+* Averages over clients: distances from differences to limits add up as squares (MOVER).
+* The worst client: the intervals of the two worst ones, put together in the same way, without
+  correlation where they are not the same client.
 * Other reducers that rest on more than one client: a bootstrap of the four counts.
-
-When it is not known who answered which sample correctly, :func:`assume_independent` stands in for
-the counts; intervals are then usually too wide.
 
 References
 ----------
-Newcombe, "Improved confidence intervals for the difference between binomial proportions based on
-paired data", Statistics in Medicine 17, 1998 (method 10). Zou and Donner, Statistics in Medicine
-27, 2008.
+Newcombe, Statistics in Medicine 17, 1998 (paired data, method 10). Zou and Donner, Statistics in
+Medicine 27, 2008.
 """
 
 from __future__ import annotations
@@ -38,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equifed.contract.streams import Stream
-from equifed.metrics.bootstrap import split_resamples
+from equifed.metrics.bootstrap import resample
 from equifed.metrics.intervals import (
     Interval,
     check_seeds,
@@ -204,9 +192,8 @@ def average_difference(joint: Joint, weights: ArrayLike) -> Interval:
     """Return the difference of two weighted averages over clients; the weights add up to 1."""
     w = np.asarray(weights, dtype=np.float64)
     found, lower, upper = newcombe_interval(joint)
+    below, above = (float(np.linalg.norm(w * (found - end))) for end in (lower, upper))
     estimate = float(w @ found)
-    below = math.sqrt(float(np.square(w * (found - lower)).sum()))
-    above = math.sqrt(float(np.square(w * (upper - found)).sum()))
     return Interval(estimate, estimate - below, estimate + above)
 
 
@@ -230,8 +217,7 @@ def worst_difference(joint: Joint) -> Interval:
 def bootstrap_difference(reducer: Reducer, joint: Joint, resamples: int = 1000) -> Interval:
     """Return the difference of a reducer of accuracies, the four counts drawn anew.
 
-    Each client's counts are drawn with one sample's worth of doubt spread over the four cells: no
-    client shows no variation at all.
+    One sample's worth of doubt is spread over the four cells: every client varies.
     """
 
     def reduce(shares: Values) -> Values:
@@ -242,11 +228,12 @@ def bootstrap_difference(reducer: Reducer, joint: Joint, resamples: int = 1000) 
     sizes = joint.sum(axis=1, keepdims=True)
     m, chances = np.rint(sizes[:, 0]).astype(np.int64), (joint + 0.25) / (sizes + 1.0)
     draw = Stream(0).at("bootstrap", "pairs").generator()
-    counts = (
-        draw.multinomial(m, chances, size=(rows, len(m)))
-        for rows in split_resamples(resamples, 4 * len(m))
+    draws = resample(
+        lambda rows: draw.multinomial(m, chances, size=(rows, len(m))) / m[:, None],
+        reduce,
+        resamples,
+        4 * len(m),
     )
-    draws = np.concatenate([reduce(block / m[:, None]) for block in counts])
     estimate = float(reduce(joint / sizes))
     if not (np.isfinite(draws).all() and math.isfinite(estimate)):  # a ratio over zero
         return Interval(estimate, -math.inf, math.inf)

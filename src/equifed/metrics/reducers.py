@@ -1,15 +1,8 @@
-r"""From one number per client to one number: averages, the worst, spreads, how unequal the shares.
+"""From one number per client to one number: averages, the worst, spreads, how unequal the shares.
 
-Every reducer takes finite numbers, one per client along the last axis: a vector of shape (n,) gives
-a float, a stack of shape (b, n) gives (b,) numbers, which the bootstrap uses. A client without a
-value (NaN) is refused with its position: whether it is left out is for the caller to decide.
-``higher_is_better`` says whether values are like accuracies (True) or like losses (False), which
-decides who is *worst*.
-
-Lorenz curve, Gini coefficient and ratios of tails depend on the shares :math:`p_i = v_i/\sum_j v_j`
-alone. They refuse negative values; one client, and zero for every client, are perfect equality.
-They are blind to the level: a model that is equally bad for all clients scores perfectly, so read
-them beside an average.
+Every reducer takes finite numbers, one per client along the last axis: (n,) gives a float, (b, n)
+gives (b,) numbers. ``higher_is_better`` tells accuracies (True) from losses (False). Lorenz curve,
+Gini coefficient and ratios of tails are blind to the level: read them beside an average.
 """
 
 from __future__ import annotations
@@ -34,11 +27,7 @@ def unwrap(result: ArrayLike) -> Reduced:
 
 
 def name_positions(wrong: NDArray[np.bool_]) -> str:
-    """Name the clients (positions along the last axis) for which something is wrong.
-
-    >>> name_positions(np.array([False, True, True]))
-    '1, 2'
-    """
+    """Name the clients (positions along the last axis) for which something is wrong."""
     clients = np.flatnonzero(wrong.reshape(-1, wrong.shape[-1]).any(axis=0))
     more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
     return ", ".join(map(str, clients[:10])) + more
@@ -72,14 +61,7 @@ def check_nonnegative(values: ArrayLike, name: str = "values") -> Values:
 
 
 def compute_shares(values: ArrayLike) -> Values:
-    r"""Return the shares :math:`p_i = v_i / \sum_j v_j`; equal ones when all values are 0.
-
-    Zero for everyone is perfect equality, and 1/n is the limit of the shares of (c, ..., c) as c
-    goes to 0. The division by the largest value first keeps the sum from overflowing.
-
-    >>> compute_shares([1.0, 3.0]), compute_shares([0.0, 0.0])
-    (array([0.25, 0.75]), array([0.5, 0.5]))
-    """
+    r"""Return the shares :math:`p_i = v_i / \sum_j v_j`; equal ones when all values are 0."""
     array = check_nonnegative(values)
     top = array.max(axis=-1, keepdims=True)
     relative = np.divide(array, top, out=np.ones_like(array), where=top > 0)
@@ -125,14 +107,7 @@ def average_by_sample(values: ArrayLike, sizes: ArrayLike) -> Reduced:
 
 
 def count_of_fraction(fraction: float, clients: int) -> int:
-    r"""Return :math:`\lceil k n\rceil`, at least 1: how many clients "the worst k" are among n.
-
-    Rounded up, so that a small federation still has a worst client; a product that is an integer
-    but for rounding (0.1 * 30 is 3.0000000000000004) counts as that integer.
-
-    >>> count_of_fraction(0.1, 30), count_of_fraction(0.1, 31), count_of_fraction(0.2, 3)
-    (3, 4, 1)
-    """
+    r"""Return :math:`\lceil k n\rceil`, at least 1: how many clients are a fraction of n."""
     return max(1, math.ceil(check_fraction(fraction, "fraction") * clients - 1e-9))
 
 
@@ -198,11 +173,7 @@ def standard_deviation(values: ArrayLike) -> Reduced:
 
 
 def average_top(values: Values, level: float) -> Values:
-    r"""Return the mean of the largest fraction ``level`` of the values, the last one in part.
-
-    The largest weighted sum over :math:`\Delta_\alpha = \{a \ge 0, \sum_i a_i = 1, a_i \le
-    1/(\alpha n)\}`; when alpha n < 1 that is the extreme client.
-    """
+    """Return the mean of the largest fraction ``level`` of the values, the last one in part."""
     n = values.shape[-1]
     steps = np.arange(n + 1) / (level * n)
     # Rounding must not leave a crumb of weight beyond an integer level * n.

@@ -22,8 +22,6 @@ class Reducer:
     ----------
     name
         Key in :func:`summary`, snake case, stable.
-    meaning
-        One line for a table's legend.
     function
         A function of values of shape (n,) or (b, n).
     directed
@@ -40,7 +38,6 @@ class Reducer:
     """
 
     name: str
-    meaning: str
     function: Callable[..., Reduced]
     directed: bool = False
     level: bool = False
@@ -55,39 +52,23 @@ class Reducer:
         return self.function(values)
 
     def lower_is_better(self, *, higher_is_better: bool) -> bool:
-        """Return whether a lower result is preferable for values of the given direction.
-
-        >>> REDUCERS["gini"].lower_is_better(higher_is_better=True)
-        True
-        >>> REDUCERS["worst"].lower_is_better(higher_is_better=True)
-        False
-        """
+        """Return whether a lower result is better for values of the given direction."""
         return not (self.level and higher_is_better)
 
 
-_FIFTH = "mean over the {}-served 20 % of clients, rounded up"
-_GAP = (0.0, math.inf)
 REDUCERS = {
     reducer.name: reducer
     for reducer in (
-        Reducer("average_by_client", "mean over clients, each counted once",
-                reducers.average_by_client, level=True),
-        Reducer("worst", "value of the worst-served client", reducers.worst, True, True,
-                extreme=True),
-        Reducer("worst_20_percent", _FIFTH.format("worst"),
-                partial(reducers.worst_fraction, fraction=0.2), True, True),
-        Reducer("best_20_percent", _FIFTH.format("best"),
-                partial(reducers.best_fraction, fraction=0.2), True, True),
-        Reducer("spread", "range: largest minus smallest value", reducers.spread, bounds=_GAP,
-                extreme=True),
-        Reducer("standard_deviation", "standard deviation over clients (divided by n)",
-                reducers.standard_deviation, bounds=_GAP),
-        Reducer("gini", "Gini coefficient: 0 is equality", reducers.gini, bounds=(0.0, 1.0),
-                signed=False),
-        Reducer("twenty_twenty", "mean of the largest 20 % over mean of the smallest 20 %",
-                reducers.twenty_twenty, bounds=(1.0, math.inf), signed=False),
+        Reducer("average_by_client", reducers.average_by_client, level=True),
+        Reducer("worst", reducers.worst, True, True, extreme=True),
+        Reducer("worst_20_percent", partial(reducers.worst_fraction, fraction=0.2), True, True),
+        Reducer("best_20_percent", partial(reducers.best_fraction, fraction=0.2), True, True),
+        Reducer("spread", reducers.spread, bounds=(0.0, math.inf), extreme=True),
+        Reducer("standard_deviation", reducers.standard_deviation, bounds=(0.0, math.inf)),
+        Reducer("gini", reducers.gini, bounds=(0.0, 1.0), signed=False),
+        Reducer("twenty_twenty", reducers.twenty_twenty, bounds=(1.0, math.inf), signed=False),
     )
-}  # fmt: skip
+}
 """Every reducer of a plain vector by its name, in the order of tables."""
 
 
