@@ -45,7 +45,7 @@ def secure(vectors: np.ndarray, weights: np.ndarray, gone: int) -> tuple[np.ndar
     epochs = {i: Epoch("bench", i, os.urandom(32), SLOTS) for i in range(n)}
     began = clock()
     published = {i: epoch.publish() for i, epoch in epochs.items()}
-    boxes = {i: epoch.share(published) for i, epoch in epochs.items()}
+    boxes = {i: epoch.share(published)[0] for i, epoch in epochs.items()}
     prepared = clock()
     masked = {
         i: epochs[i].mask(to_fixed(weights[i] * vectors[i], n), 0, published) for i in range(n)

@@ -40,8 +40,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.secure import sums as sums_module
-from equifed.flower.secure.identity import read_peers
-from equifed.flower.secure.ledger import Ledger, Sum
+from equifed.flower.secure.ledger import Ledger, PrivacyError, Sum
+from equifed.flower.secure.masking import read_peers
 from equifed.flower.secure.masks import (
     RangeError,
     expand_mask,
@@ -61,7 +61,7 @@ from equifed.flower.secure.session import (
     majority,
     open_sum,
 )
-from equifed.flower.secure.sums import PrivacyError, SecureSums
+from equifed.flower.secure.sums import SecureSums
 from equifed.flower.wire import Reply
 from equifed.training.loop import train
 from equifed.training.play_round import Witness
@@ -127,7 +127,7 @@ def protocol(
     vectors = rng.normal(size=(n, 20))
     epochs = {i: Epoch("e", i, bytes([i + 1]) * 32, slots=2) for i in members}
     published = {i: epoch.publish() for i, epoch in epochs.items()}
-    boxes = {i: epoch.share(published) for i, epoch in epochs.items()}
+    boxes = {i: epoch.share(published)[0] for i, epoch in epochs.items()}
     masked = {
         i: epochs[i].mask(to_fixed(vectors[k], n), slot, published)
         for k, i in enumerate(members)
@@ -165,7 +165,7 @@ def test_too_many_losses_leave_the_sum_closed() -> None:
 def test_a_client_refuses_what_would_open_its_vector() -> None:
     epochs = {i: Epoch("e", i, bytes([i + 1]) * 32, slots=1) for i in range(3)}
     published = {i: epoch.publish() for i, epoch in epochs.items()}
-    boxes = {j: epochs[j].share(published)[0][0] for j in (1, 2)}
+    boxes = {j: epochs[j].share(published)[0][0][0] for j in (1, 2)}
     with pytest.raises(SecureError, match="too few"):
         epochs[0].unmask(0, published, [0], boxes)
     with pytest.raises(SecureError, match="own vector"):
@@ -587,7 +587,7 @@ def test_shares_of_another_secret_are_the_fault_of_whose_they_are() -> None:
     masked = {i: epochs[i].mask(to_fixed(np.ones(3), 4), 0, published) for i in epochs}
     answers = {}
     for i in epochs:
-        boxes = {j: epochs[j].share(published)[i][0] for j in epochs if j != i}
+        boxes = {j: epochs[j].share(published)[0][i][0] for j in epochs if j != i}
         answers[i] = epochs[i].unmask(0, published, range(4), boxes)
         own, _ = liar._both_shares(0, range(4))
         answers[i][2] = own[i]

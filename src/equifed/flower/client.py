@@ -22,7 +22,7 @@ from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.flower.memory import LostPart
 from equifed.flower.policy import Policy, Refused
-from equifed.flower.secure.identity import Identity
+from equifed.flower.secure.masking import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
 from equifed.flower.site import find_memory, name_site, read_partition, read_site

@@ -22,8 +22,7 @@ from equifed.data.split import DataError
 from equifed.flower.hidden_fit import find_names, to_vector
 from equifed.flower.memory import Memory
 from equifed.flower.policy import Policy
-from equifed.flower.secure.identity import Identity, Signer
-from equifed.flower.secure.masking import Masking
+from equifed.flower.secure.masking import Identity, Masking, Signer
 from equifed.flower.site_data import SiteData
 from equifed.flower.statistics import describe_table
 from equifed.flower.task import PACKAGES, Schema, Task, shorten_names

@@ -24,8 +24,7 @@ from equifed.flower.memory import Memory
 from equifed.flower.own_parts import bind_own_part, fit_own_part, measure_error
 from equifed.flower.policy import Policy
 from equifed.flower.results import digest, keep_delivery, slug
-from equifed.flower.secure.identity import Identity, Signer
-from equifed.flower.secure.masking import Masking
+from equifed.flower.secure.masking import Identity, Masking, Signer
 from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
 from equifed.flower.wire import (

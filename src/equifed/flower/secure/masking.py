@@ -1,38 +1,124 @@
-"""The client's part in hidden sums: which keys it holds, and what it refuses to do twice."""
+"""The client's part in hidden sums: which keys it holds, whose it trusts, what it does only once.
+
+Sites that know each other's keys need not trust the server to relay them. A node's setting
+``node-key`` is the file of the private key that it is registered with (OpenSSH), and ``peers`` a
+file with the public keys of all sites, one on a line as ``ssh-keygen`` writes them with the site's
+name at its end::
+
+    ecdsa-sha2-nistp384 AAAAE2VjZHNh... north
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from numpy.typing import NDArray
 
 from equifed.flower.memory import Memory
-from equifed.flower.secure.identity import Signer
 from equifed.flower.secure.ledger import are_apart
 from equifed.flower.secure.masks import Words, to_fixed
-from equifed.flower.secure.session import Epoch, Published, SecureError
+from equifed.flower.secure.session import Epoch, Published, SecureError, from_hex, to_hex
 
 REMEMBERED = 256
 """Sums that a client remembers to have helped to open."""
 
 
-class Masking:
-    """Answers the mask-related part of one request.
+@dataclass(frozen=True)
+class Identity:
+    """The key of this site, and those of the others by name; None: they are not known."""
 
-    Parameters
-    ----------
-    memory : Memory
-        Where secrets and what was already answered are kept, on this client only.
-    args : dict
-        The request's ``mask`` table.
-    own : int
-        The client's position.
-    signer : Signer
-        Signs this client's keys, and checks those of others.
+    key: EllipticCurvePrivateKey | None = None
+    peers: Mapping[str, EllipticCurvePublicKey] | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Identity:
+        """Read the files that a node's settings name."""
+        peers = read_peers(Path(str(settings["peers"]))) if "peers" in settings else None
+        if "node-key" not in settings:
+            return cls(None, peers)
+        key = load_ssh_private_key(Path(str(settings["node-key"])).read_bytes(), None)
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise ValueError(f"{settings['node-key']} holds no elliptic-curve key.")
+        return cls(key, peers)
+
+
+def read_peers(path: Path) -> dict[str, EllipticCurvePublicKey]:
+    """Return the public keys of a file by name."""
+    found: dict[str, EllipticCurvePublicKey] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        words = line.split(maxsplit=2)
+        if not words or line.startswith("#"):
+            continue
+        key = load_ssh_public_key(" ".join(words[:2]).encode()) if len(words) == 3 else None
+        if not isinstance(key, EllipticCurvePublicKey) or words[2] in found:
+            raise ValueError(
+                f"{path}, line {number}: expected an elliptic-curve public key and the name of a "
+                "site that has no other line."
+            )
+        found[words[2]] = key
+    return found
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Signs what this client publishes in a run, and checks what others published."""
+
+    identity: Identity = field(default_factory=Identity)
+    run: str = ""
+    name: str = ""
+
+    def sign(self, purpose: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys with this client's name, and its signature where it has a key."""
+        told = {**keys, "client": self.name}
+        if self.identity.key is None:
+            return told
+        content = self._encode(purpose, told)
+        return {**told, "signature": self.identity.key.sign(content, ECDSA(SHA256())).hex()}
+
+    def check(self, purpose: str, parties: Mapping[int, Mapping[str, Any]]) -> None:
+        """Refuse keys that are not signed by whom this site knows; nothing, if it knows nobody."""
+        peers = self.identity.peers
+        if peers is None:
+            return
+        names = [str(told.get("client", ""))[:200] for told in parties.values()]
+        if len(set(names)) < len(names):
+            raise SecureError("two parties of a hidden sum have the same name")
+        for name, told in zip(names, parties.values(), strict=True):
+            if name not in peers:
+                raise SecureError(f"this site has no key of {name!r}, a party of the hidden sum")
+            plain = {k: v for k, v in told.items() if k != "signature"}
+            try:
+                signature = bytes.fromhex(str(told.get("signature", "")))
+                peers[name].verify(signature, self._encode(purpose, plain), ECDSA(SHA256()))
+            except (InvalidSignature, ValueError):
+                raise SecureError(
+                    f"the keys said to be those of {name!r} are not signed by the key that this "
+                    "site has for it"
+                ) from None
+
+    def _encode(self, purpose: str, keys: Mapping[str, Any]) -> bytes:
+        return _encode(["equifed keys", self.run, purpose, dict(keys)])
+
+
+class Masking:
+    """Answers what a request's ``mask`` table ``args`` says, from the ``memory`` of this client.
+
+    ``own`` is its position; ``signer`` signs its keys, and checks those of others.
     """
 
     def __init__(self, memory: Memory, args: dict[str, Any], own: int, signer: Signer) -> None:
@@ -59,31 +145,19 @@ class Masking:
 
     def share(self) -> dict[str, Any]:
         """Step 2: encrypted shares for every other party, and digests of all shares."""
-        parties = self._parties()
+        parties = {int(i): keys for i, keys in self.args["parties"].items()}
         self._do_once("shares", _encode(self.args["parties"]))
         self.signer.check(self._name("epoch"), parties)
-        epoch, published = self._epoch(), _read(parties)
-        shares = epoch.share(published)
-        self.memory.write_record(
-            self._name("parties"), {str(i): keys for i, keys in parties.items()}
-        )
-        digests = {
-            str(j): [[own.hex(), mask.hex()] for own, mask in pairs]
-            for j, pairs in epoch.commit(published).items()
-        }
-        boxes = {str(j): [box.hex() for box in listed] for j, listed in shares.items()}
-        return {"boxes": boxes, "digests": digests}
+        boxes, digests = self._epoch().share(_read(parties))
+        self.memory.write_record(self._name("parties"), self.args["parties"])
+        return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
 
     def check_boxes(self) -> dict[str, Any]:
         """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
-        parties, told = _read(self._agreed_parties()), self.args["boxes"]
-        boxes = {int(j): [bytes.fromhex(box) for box in listed] for j, listed in told.items()}
-        digests = {
-            int(j): [(bytes.fromhex(own), bytes.fromhex(mask)) for own, mask in listed]
-            for j, listed in self.args["digests"].items()
-        }
-        self._do_once("boxes", _encode([told, self.args["digests"]]))
-        bad = self._epoch().find_bad_boxes(parties, boxes, digests)
+        told, digests = self.args["boxes"], self.args["digests"]
+        boxes = from_hex(told, dict, list), from_hex(digests, dict, list, list)
+        self._do_once("boxes", _encode([told, digests]))
+        bad = self._epoch().find_bad_boxes(_read(self._agreed_parties()), *boxes)
         good = {j: listed for j, listed in told.items() if int(j) not in bad}
         self.memory.write_record(self._name("boxes"), good)
         return {"bad": bad}
@@ -93,11 +167,11 @@ class Masking:
         parties, slot = _read(self._agreed_parties()), int(self.args["slot"])
         arrived = sorted(int(i) for i in self.args["arrived"])
         self._do_once(f"unmask {slot}", _encode(arrived))
-        kept = self.memory.read_record(self._name("boxes"))
-        boxes = {int(j): bytes.fromhex(listed[slot]) for j, listed in kept.items()}
+        kept = from_hex(self.memory.read_record(self._name("boxes")), dict, list)
+        boxes = {j: listed[slot] for j, listed in kept.items()}
         shares = self._epoch().unmask(slot, parties, arrived, boxes)
         self._agree_to_open(slot)
-        return {"shares": {str(j): share.hex() for j, share in shares.items()}}
+        return {"shares": to_hex(shares)}
 
     def _agree_to_open(self, slot: int) -> None:
         """Refuse a sum that differs from another one of its round or model by one or two."""
@@ -127,14 +201,13 @@ class Masking:
         return members
 
     def _epoch(self) -> Epoch:
-        name = str(self.args["name"])
-        return Epoch(name, self.own, self._secret(f"epoch {name}"), int(self.args["slots"]))
-
-    def _parties(self) -> dict[int, Any]:
-        parties = {int(i): keys for i, keys in self.args["parties"].items()}
-        if self.own not in parties or len(parties) < 2:
-            raise SecureError("a hidden sum needs this client and at least one other")
-        return parties
+        """Return this client's part of the epoch; its secret is drawn when first asked for."""
+        name, place = str(self.args["name"]), self._name("secret")
+        kept = self.memory.read_record(place)
+        if "secret" not in kept:
+            kept = {"secret": secrets.token_bytes(32).hex()}
+            self.memory.write_record(place, kept)
+        return Epoch(name, self.own, bytes.fromhex(kept["secret"]), int(self.args["slots"]))
 
     def _agreed_parties(self) -> dict[int, Any]:
         """Return the parties and keys of step 2; later requests cannot change them."""
@@ -145,14 +218,6 @@ class Masking:
 
     def _name(self, kind: str) -> str:
         return f"{kind} {self.args['name']}"
-
-    def _secret(self, purpose: str) -> bytes:
-        """Return this client's secret for a purpose; drawn when first asked for."""
-        kept = self.memory.read_record(f"secret {purpose}")
-        if "secret" not in kept:
-            kept = {"secret": secrets.token_bytes(32).hex()}
-            self.memory.write_record(f"secret {purpose}", kept)
-        return bytes.fromhex(kept["secret"])
 
     def _do_once(self, what: str, content: bytes) -> None:
         """Refuse to do a step twice with different content: the difference would give it away."""

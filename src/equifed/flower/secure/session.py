@@ -29,7 +29,7 @@ Nothing here knows of Flower: bytes and plain values go in and out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,13 @@ NONCE = bytes(12)
 """Every encryption key is used once, so its nonce may be fixed."""
 
 
+Boxes = dict[int, list[bytes]]
+"""Encrypted pairs of shares, by client and slot."""
+
+Digests = dict[int, list[list[bytes]]]
+"""Digests of both shares, by client and slot."""
+
+
 class SecureError(RuntimeError):
     """A step of the protocol that must not be taken."""
 
@@ -63,6 +70,30 @@ class WrongSecret(SecureError):
     def __init__(self, client: int) -> None:
         super().__init__("its shares do not belong to the keys that it published")
         self.client = client
+
+
+def to_hex(value: Any) -> Any:
+    """Return bytes in mappings and lists as JSON has them."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(key): to_hex(inner) for key, inner in value.items()}
+    return [to_hex(inner) for inner in value]
+
+
+def from_hex(value: Any, *kinds: type[Any]) -> Any:
+    """Read what :func:`to_hex` wrote of dicts by position and lists; raise if it is anything else.
+
+    >>> from_hex({"2": ["6869"]}, dict, list)
+    {2: [b'hi']}
+    """
+    if not kinds:
+        return bytes.fromhex(value)
+    if not isinstance(value, kinds[0]):
+        raise TypeError(f"no {kinds[0].__name__}")
+    if isinstance(value, dict):
+        return {int(key): from_hex(inner, *kinds[1:]) for key, inner in value.items()}
+    return [from_hex(inner, *kinds[1:]) for inner in value]
 
 
 def majority(n: int) -> int:
@@ -87,15 +118,13 @@ class Published:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        lists = {"masking": self.masking, "own": self.own}
-        told = {name: [key.hex() for key in keys] for name, keys in lists.items()}
-        return {"sharing": self.sharing.hex(), **told}
+        return dict(to_hex(vars(self)))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Published:
         """Read what :meth:`to_dict` wrote; raise if it is anything else."""
-        masking, own = (tuple(map(bytes.fromhex, values[name])) for name in ("masking", "own"))
-        published = cls(bytes.fromhex(values["sharing"]), masking, own)
+        masking, own = (tuple(from_hex(values[name], list)) for name in ("masking", "own"))
+        published = cls(from_hex(values["sharing"]), masking, own)
         keys = (published.sharing, *masking, *own)
         if len(masking) != len(own) or any(len(key) != 32 for key in keys):
             raise ValueError("a key of a wrong length")
@@ -104,18 +133,9 @@ class Published:
 
 @dataclass(frozen=True)
 class Epoch:
-    """A client's secrets for one epoch, all derived from 32 random bytes.
+    """A client's secrets for one epoch of ``slots`` sums, all from 32 bytes that never leave it.
 
-    Parameters
-    ----------
-    name : str
-        Identity of the epoch, the same for all clients, never used twice.
-    own : int
-        The client's position.
-    secret : bytes
-        32 random bytes that never leave the client.
-    slots : int
-        Number of sums.
+    ``name`` is the same for all clients and never used twice, ``own`` the client's position.
     """
 
     name: str
@@ -129,48 +149,38 @@ class Epoch:
         own = tuple(digest_secret(self._own_mask(slot)) for slot in range(self.slots))
         return Published(make_public_key(self._sharing_key()), masking, own)
 
-    def share(self, parties: Mapping[int, Published]) -> dict[int, list[bytes]]:
-        """Step 2: return, for every other party, one encrypted pair of shares for each slot."""
-        if self.own not in parties or parties[self.own] != self.publish():
+    def share(self, parties: Mapping[int, Published]) -> tuple[Boxes, Digests]:
+        """Step 2: return one encrypted pair of shares per slot for every other, digests of all."""
+        if parties.get(self.own) != self.publish():
             raise SecureError("the list of parties does not hold this client's own keys")
         if len(parties) < 2:
             raise SecureError("a sum over one client hides nothing")
-        out: dict[int, list[bytes]] = {j: [] for j in parties if j != self.own}
+        boxes: Boxes = {j: [] for j in parties if j != self.own}
+        digests: Digests = {j: [] for j in sorted(parties)}
         for slot in range(self.slots):
             own, mask = self._both_shares(slot, sorted(parties))
-            for j, boxes in out.items():
+            for j, listed in boxes.items():
                 box = ChaCha20Poly1305(self._box_key(parties[j].sharing, self.own, j, slot))
-                boxes.append(box.encrypt(NONCE, own[j] + mask[j], None))
-        return out
-
-    def commit(self, parties: Mapping[int, Published]) -> dict[int, list[tuple[bytes, bytes]]]:
-        """Return digests of all shares, by holder and slot."""
-        both = [self._both_shares(slot, sorted(parties)) for slot in range(self.slots)]
-        return {
-            j: [(digest_secret(own[j]), digest_secret(mask[j])) for own, mask in both]
-            for j in sorted(parties)
-        }
+                listed.append(box.encrypt(NONCE, own[j] + mask[j], None))
+            for j, pairs in digests.items():
+                pairs.append([digest_secret(own[j]), digest_secret(mask[j])])
+        return boxes, digests
 
     def find_bad_boxes(
-        self,
-        parties: Mapping[int, Published],
-        boxes: Mapping[int, Sequence[bytes]],
-        digests: Mapping[int, Sequence[tuple[bytes, bytes]]],
+        self, parties: Mapping[int, Published], boxes: Boxes, digests: Digests
     ) -> list[int]:
         """Return whose boxes do not open, or hold other shares than their digests say."""
-        bad = []
-        for j in sorted(set(parties) - {self.own}):
-            for slot in range(self.slots):
-                try:
-                    pair = self._open(j, slot, parties, {j: boxes[j][slot]})
-                    found = digest_secret(pair[:SHARE_BYTES]), digest_secret(pair[SHARE_BYTES:])
-                    fits = found == tuple(digests[j][slot])
-                except (SecureError, KeyError, IndexError):
-                    fits = False
-                if not fits:
-                    bad.append(j)
-                    break
-        return bad
+
+        def fits(j: int, slot: int) -> bool:
+            try:
+                pair = self._open(j, slot, parties, {j: boxes[j][slot]})
+                found = [digest_secret(pair[:SHARE_BYTES]), digest_secret(pair[SHARE_BYTES:])]
+                return found == digests[j][slot]
+            except (SecureError, KeyError, IndexError):
+                return False
+
+        others = sorted(set(parties) - {self.own})
+        return [j for j in others if not all(fits(j, slot) for slot in range(self.slots))]
 
     def mask(
         self, vector: Words, slot: int, parties: Mapping[int, Published], members: str = ""
@@ -180,7 +190,7 @@ class Epoch:
         ``members`` says who has a weight; the masks are gone only if all were told the same.
         """
         publics = {j: keys.masking[slot] for j, keys in parties.items()}
-        purpose = f"{self.name} slot {slot} of {sorted(parties)} sum of {members}"
+        purpose = _name_sum(self.name, slot, parties, members)
         pairs = make_pair_mask(self._mask_key(slot), self.own, publics, purpose, len(vector))
         return vector + expand_mask(self._own_mask(slot), len(vector)) + pairs
 
@@ -247,28 +257,17 @@ def open_sum(
     parties: Mapping[int, Published],
     members: str = "",
 ) -> Words:
-    """Return the sum of the vectors that arrived, on the server's side of step 4.
+    """Return the sum of the ``masked`` vectors that arrived: the server's side of step 4.
 
-    Parameters
-    ----------
-    masked : dict of arrays
-        The masked vectors that arrived, by client.
-    answers : dict of dict
-        By client that answered step 4, its share for every party.
-    name, slot, parties, members
-        As in :class:`Epoch`; ``parties`` are those that were asked for their vectors.
-
-    Raises
-    ------
-    WrongSecret
-        If the shares of a client do not belong to what it published.
+    ``answers`` are, by client that answered, its share for every party, ``parties`` those that were
+    asked for vectors. Raises :class:`WrongSecret` if shares do not belong to what was published.
     """
     need = majority(len(parties))
     if len(answers) < need:
         raise SecureError(f"{len(answers)} clients answered the last step, {need} are needed")
     total = sum_words(masked.values())
     size = len(total)
-    purpose = f"{name} slot {slot} of {sorted(parties)} sum of {members}"
+    purpose = _name_sum(name, slot, parties, members)
     for j in sorted(parties):
         secret = _rebuild(j, {i: shares[j] for i, shares in answers.items() if j in shares}, need)
         if j in masked:
@@ -282,6 +281,11 @@ def open_sum(
         others = {i: parties[i].masking[slot] for i in masked}
         total = total + make_pair_mask(secret, j, others, purpose, size)
     return total
+
+
+def _name_sum(name: str, slot: int, parties: Iterable[int], members: str) -> str:
+    """Name one sum, for which alone masks are made."""
+    return f"{name} slot {slot} of {sorted(parties)} sum of {members}"
 
 
 def digest_secret(secret: bytes) -> bytes:

@@ -6,7 +6,9 @@ sum takes two exchanges, and three more for every ``slots`` sums.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,20 +21,15 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Check
 from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
-from equifed.flower.secure.ledger import Ledger, PrivacyError
+from equifed.flower.secure.ledger import Ledger
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed
-from equifed.flower.secure.replies import (
-    read,
-    read_bad,
-    read_boxes,
-    read_digests,
-    read_keys,
-    read_shares,
-)
 from equifed.flower.secure.session import (
+    Boxes,
+    Digests,
     Published,
     WrongSecret,
     digest_secret,
+    from_hex,
     majority,
     open_sum,
 )
@@ -57,7 +54,7 @@ class _Prepared:
 
     name: str
     parties: dict[int, Published]
-    digests: dict[int, dict[int, list[tuple[bytes, bytes]]]]
+    digests: dict[int, Digests]
     accused: dict[int, set[int]]
     slot: int = 0
 
@@ -112,35 +109,31 @@ class SecureSums(HiddenSums):
         table = self._table(secrets.token_hex(8))
 
         def check_keys(i: int, reply: Reply) -> None:
-            if len(read(read_keys, reply).masking) != self.slots:
+            if len(_read_keys(reply).masking) != self.slots:
                 raise WireError("sent another number of keys than asked for")
 
         replies = _take_step(messenger, "keys", table, check_keys)
         told = {str(i): reply.numbers for i, reply in sorted(replies.items())}
-        parties = {i: read_keys(reply) for i, reply in sorted(replies.items())}
+        parties = {i: _read_keys(reply) for i, reply in sorted(replies.items())}
 
         def check_boxes(i: int, reply: Reply) -> None:
-            boxes, digests = read(read_boxes, reply), read(read_digests, reply)
+            boxes, digests = _read_boxes(reply)
             counts = {*map(len, boxes.values()), *map(len, digests.values())}
             others = set(parties) - {i}
             if (set(boxes), set(digests), counts) != (others, set(parties), {self.slots}):
                 raise WireError("sent shares for others than asked for")
+            if any(len(pair) != 2 for pairs in digests.values() for pair in pairs):
+                raise WireError(NOT_KEYS)
 
         replies = _take_step(messenger, "shares", {**table, "parties": told}, check_boxes)
-        digests = {i: read_digests(reply) for i, reply in replies.items()}
+        digests = {i: _read_boxes(reply)[1] for i, reply in replies.items()}
         accused = self._relay(messenger, table, replies)
         return _Prepared(table["name"], parties, digests, accused)
 
     def _relay(
         self, messenger: Messenger, table: dict[str, Any], shares: dict[int, Reply]
     ) -> dict[int, set[int]]:
-        """Give every holder its boxes; return whose did not open, by holder.
-
-        Raises
-        ------
-        MissingClients
-            Naming those whose boxes most holders cannot open, else those who cannot open most.
-        """
+        """Give every holder its boxes; return whose did not open, by holder."""
         requests = messenger.write_requests("boxes", Stream(0, (table["name"], "boxes")), {}, {})
         for i, request in requests.items():
             told = {j: reply.numbers for j, reply in shares.items() if j != i}
@@ -151,15 +144,16 @@ class SecureSums(HiddenSums):
             }
 
         def check(i: int, reply: Reply) -> None:
-            if not read(read_bad, reply) <= set(shares) - {i}:
+            if not _read_bad(reply) <= set(shares) - {i}:
                 raise WireError("complains about others than asked for")
 
         replies = messenger.ask(requests, check)
-        accused = {i: read_bad(reply) for i, reply in replies.items()}
+        accused = {i: _read_bad(reply) for i, reply in replies.items()}
         self._blame(messenger, accused)
         return accused
 
     def _blame(self, messenger: Messenger, accused: dict[int, set[int]]) -> None:
+        """Name those whose boxes most holders cannot open, else those who cannot open most."""
         names, half = messenger.members.names, (len(accused) - 1) / 2
         by = {j: [i for i, bad in accused.items() if j in bad] for j in accused}
         wrong = {
@@ -183,20 +177,14 @@ class SecureSums(HiddenSums):
     def _unmask(
         self, messenger: Messenger, epoch: _Prepared, table: dict[str, Any]
     ) -> dict[int, dict[int, bytes]]:
-        """Take step 4; it needs a majority, not everybody.
-
-        Raises
-        ------
-        MissingClients
-            If too few are left to open the sum.
-        """
+        """Take step 4; it needs a majority, not everybody."""
         slot, everybody = table["slot"], sorted(epoch.parties)
         requests = messenger.write_requests("unmask", Stream(0, (epoch.name, slot)), {}, {})
         for request in requests.values():
             request.args["mask"] = {**table, "arrived": everybody}
 
         def check(i: int, reply: Reply) -> None:
-            shares = read(read_shares, reply)
+            shares = _read_shares(reply)
             if set(shares) != set(everybody) - epoch.accused[i]:
                 raise WireError("sent shares of others than asked for")
             for j, share in shares.items():
@@ -204,7 +192,7 @@ class SecureSums(HiddenSums):
                     raise WireError(f"sent a wrong share of {messenger.members.names[j]}")
 
         answers = messenger.mailbox.ask(requests, check, partial=True)
-        shares = {i: read_shares(reply) for i, reply in answers.replies.items()}
+        shares = {i: _read_shares(reply) for i, reply in answers.replies.items()}
         held = min(sum(j in own for own in shares.values()) for j in everybody)
         if held < majority(len(everybody)):
             reasons = {i: failure.reason for i, failure in answers.failures.items()}
@@ -229,12 +217,6 @@ def _collect(
     size: int | None,
 ) -> dict[int, Words]:
     """Ask every client for its scaled and masked vector; all of them, or MissingClients."""
-    if np.count_nonzero(weights) < 2:
-        raise PrivacyError(
-            "This sum would be one client's vector, because no other client has any weight. Use an "
-            "objective with a cap on the weights (CVaR, or a chi-square penalty), let more clients "
-            "take part, or give up hidden sums with privacy = 'none'."
-        )
     table = {**table, "members": _list_members(requests, weights), "part": part}
     for k, request in enumerate(requests.values()):
         request.args["mask"] = {**table, "weight": float(weights[k])}
@@ -249,3 +231,37 @@ def _collect(
 def _list_members(requests: Requests, weights: Weights) -> list[int]:
     """Return the positions of those with a weight."""
     return [i for i, weight in zip(requests, weights, strict=True) if weight != 0]
+
+
+# -- what clients answer ---------------------------------------------------------------------------
+
+NOT_KEYS = "sent something else than keys or shares"
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, AttributeError):
+        raise WireError(NOT_KEYS) from None
+
+
+def _read_keys(reply: Reply) -> Published:
+    with _reading():
+        return Published.from_dict(reply.numbers)
+
+
+def _read_boxes(reply: Reply) -> tuple[Boxes, Digests]:
+    with _reading():
+        boxes = from_hex(reply.numbers["boxes"], dict, list)
+        return boxes, from_hex(reply.numbers["digests"], dict, list, list)
+
+
+def _read_bad(reply: Reply) -> set[int]:
+    with _reading():
+        return {int(j) for j in reply.numbers["bad"]}
+
+
+def _read_shares(reply: Reply) -> dict[int, bytes]:
+    with _reading():
+        return dict(from_hex(reply.numbers["shares"], dict))
