@@ -13,14 +13,16 @@ from flwr.app import Message
 from tests.flower.grid import MemoryGrid, convex, flower_clients, loop_clients, memory_grid, task
 
 from equifed.algorithms.fair_newton import FairNewton
+from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.arrays import multiply_rows
 from equifed.contract.clients import MissingClients
-from equifed.contract.curvature import CurvatureSum
+from equifed.contract.curvature import Curvature, CurvatureSum
 from equifed.contract.streams import Stream
 from equifed.flower.curvature import pack_blocks, unpack_blocks
 from equifed.flower.secure.sums import SecureSums
-from equifed.flower.wire import Reply
+from equifed.flower.wire import OPERATIONS, Reply
 from equifed.objectives import ChiSquare
+from equifed.training.history import History
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long
@@ -137,3 +139,72 @@ def test_hidden_gradients_are_not_compared(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), hidden=SecureSums())
     _, gradients = clients.value_and_gradient(clients.initial(Stream(0)), Stream(0))
     assert "hidden from the server" in str(clients.inner_products(gradients, multiply_rows))
+
+
+# -- bounds that every client tells of itself ----------------------------------------------------
+
+
+def play(clients: Any) -> History:
+    x = torch.zeros(clients.model.size, dtype=torch.float64)
+    return train(ScaffPD(ChiSquare(0.1)), clients, rounds=6, x=x)
+
+
+def assert_same(found: History, expected: History) -> None:
+    for key, value in (expected.parameters or {}).items():
+        torch.testing.assert_close((found.parameters or {})[key], value, rtol=0, atol=1e-9)
+    for a, b in zip(found.rounds, expected.rounds, strict=True):
+        assert a.numbers == pytest.approx(b.numbers, rel=1e-7)
+
+
+@pytest.mark.parametrize("privacy", HIDDEN)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_automatic_steps_are_those_of_a_simulation(
+    privacy: str, classes: int, tmp_path: Path
+) -> None:
+    """Two classes have a tight bound from the data, three are measured."""
+    data = convex(classes=classes)
+    clients = flower_clients(memory_grid(data, task(), tmp_path), task(), hidden=HIDDEN[privacy]())
+    here = loop_clients(data, task())
+    told, known = clients.curvature(), here.curvature()
+    assert isinstance(told, Curvature) and isinstance(known, Curvature)
+    np.testing.assert_array_equal(told.smoothness, known.smoothness)
+    np.testing.assert_array_equal(told.strong_convexity, known.strong_convexity)
+    assert (told.tight, told.lowest) == (known.tight, known.lowest) == (classes == 2, 0.0)
+    assert_same(play(clients), play(here))
+
+
+def test_a_site_may_keep_its_bounds_and_is_measured(tmp_path: Path) -> None:
+    """It is asked once, and the steps are the same where sums are hidden."""
+    data, found = convex(classes=2), []
+    rule = tmp_path / "policy.toml"
+    rule.write_text(f"requests = {[op for op in OPERATIONS if op != 'bounds']}".replace("'", '"'))
+    for privacy in HIDDEN.values():
+        grid = memory_grid(data, task(), tmp_path / str(privacy), policy=str(rule))
+        clients = flower_clients(grid, task(), hidden=privacy())
+        told = clients.curvature()
+        assert isinstance(told, Curvature) and not told.tight
+        assert np.isinf(told.smoothness).all() and (told.strong_convexity == 1e-3).all()
+        found.append(play(clients))
+        assert sum(m.metadata.message_type == "query.bounds" for m in grid.sent) == 4
+    assert_same(*found)
+    true = float(loop_clients(data, task()).curvature().smoothness.max())  # type: ignore[union-attr]
+    assert 0.9 * true < found[0].rounds[0].numbers["smoothness"] < 1.001 * true
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [{"smoothness": 0.5}, {"smoothness": -1.0}, {"strong_convexity": -1.0}, {"smoothness": "x"}],
+    ids=repr,
+)
+def test_bounds_that_no_loss_has_count_as_none(lie: dict[str, Any], grid: MemoryGrid) -> None:
+    def tamper(partition: int, request: Message, reply: Message) -> list[Message]:
+        if partition != 2 or request.metadata.message_type != "query.bounds":
+            return [reply]
+        told = Reply.from_records(reply.content)
+        numbers = {**told.numbers, "strong_convexity": 1.0, **lie}
+        return [Message(replace(told, numbers=numbers).to_records(), reply_to=request)]
+
+    grid.tamper = tamper
+    told = flower_clients(grid, task()).curvature()
+    assert isinstance(told, Curvature) and np.isinf(told.smoothness).tolist() == [0, 0, 1, 0]
+    assert told.strong_convexity[2] == 1e-3

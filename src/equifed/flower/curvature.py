@@ -22,7 +22,7 @@ from equifed.flower.messenger import Messenger, Requests, pack_tensor
 from equifed.flower.secure.ledger import Sum
 from equifed.flower.task import OneClient
 from equifed.flower.vectors import FlowerVectors
-from equifed.flower.wire import Reply, WireError, digest_model, expect_vector
+from equifed.flower.wire import Reply, WireError, digest_model, expect_number, expect_vector
 from equifed.models.curvature import check_sum_weights, known_curvature
 
 FAR = 1e6
@@ -62,13 +62,38 @@ def measure_blocks(engine: OneClient, x: Tensor, args: dict[str, Any], thin: Ten
     return packed.to("cpu", engine.model.dtype).contiguous().numpy()
 
 
+def find_bounds(engine: OneClient, clients: int) -> dict[str, Any]:
+    """Return what is certain of one client's curvature, as a simulation of all finds it."""
+    known = known_curvature(engine.model, clients, engine.inputs_of, [0])
+    if isinstance(known, str) or not np.isfinite(known.smoothness[0]):
+        return {}
+    least, largest = float(known.strong_convexity[0]), float(known.smoothness[0])
+    return {"smoothness": largest, "strong_convexity": least, "tight": known.tight}
+
+
 class FlowerCurvature(Messenger):
     """What the server can know of the clients' second derivatives."""
 
     def curvature(self) -> Curvature | str:
-        """Return bounds on the curvature, or why none are known."""
-        own = self.members.engine.remembers_own()
-        return JOINT if own else known_curvature(self.model, len(self.members.names))
+        """Return bounds on the curvature, or why none are known; every client is asked once.
+
+        Of those who decline or are silent nothing is known but the penalty.
+        """
+        known = known_curvature(self.model, n := len(self.members.names))
+        if self.members.engine.remembers_own() or isinstance(known, str):
+            return JOINT if self.members.engine.remembers_own() else known
+        asked = [i for i in range(n) if i not in self.bounds]
+        if asked:
+            everybody = self.subset(asked)
+            stream, args = Stream(0, ("bounds",)), {"clients": n}
+            requests = everybody.write_requests("bounds", stream, args, {})
+            replies = self.mailbox.ask(requests, _check_bounds, partial=True).replies
+            self.bounds.update({i: replies[i].numbers if i in replies else {} for i in asked})
+        given = [self.bounds[i] for i in range(n)]
+        largest = np.array([float(one.get("smoothness", np.inf)) for one in given])
+        least = [float(one.get("strong_convexity", 0.0)) for one in given]
+        tight = all(one.get("tight", False) for one in given)
+        return Curvature(largest, np.maximum(known.strong_convexity, least), tight, known.lowest)
 
     def curvature_sum(
         self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
@@ -161,6 +186,13 @@ class FlowerCurvature(Messenger):
             return "sums are hidden from the server, and so are the clients' vectors"
         assert isinstance(vectors, FlowerVectors)
         return products_of_rows(vectors.recall(), multiply)
+
+
+def _check_bounds(i: int, reply: Reply) -> None:
+    """Refuse bounds that no curvature has; a client may know none."""
+    if reply.numbers:
+        least = expect_number("strong_convexity", reply.numbers.get("strong_convexity"), least=0.0)
+        expect_number("smoothness", reply.numbers.get("smoothness"), least=least)
 
 
 def _trace(blocks: Tensor, thin: Vector | None) -> Tensor:

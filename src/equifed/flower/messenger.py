@@ -70,6 +70,7 @@ class Messenger:
         self._index: Index = np.arange(len(members.names))
         self.model = members.engine.model
         self.pins: dict[int, str] = {}
+        self.bounds: dict[int, dict[str, Any]] = {}  # what each client said of its curvature
         self._tries: dict[str, int] = {}
         self._rounds = [0]  # the one of the last requests; all subsets share it
         self.common: dict[str, Any] = {}  # what every request says

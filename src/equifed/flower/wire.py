@@ -48,6 +48,7 @@ OPERATIONS = {
     "local": "train.local",
     "sum": "query.sum",
     "curvature": "train.curvature",
+    "bounds": "query.bounds",
     "norms": "query.norms",
     "recall": "query.recall",
     "metrics": "evaluate.metrics",

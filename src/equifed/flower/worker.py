@@ -19,7 +19,7 @@ from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.ordered_sums import DenseVectors
-from equifed.flower.curvature import measure_blocks
+from equifed.flower.curvature import find_bounds, measure_blocks
 from equifed.flower.memory import Memory
 from equifed.flower.own_parts import bind_own_part, fit_own_part, measure_error
 from equifed.flower.policy import Policy
@@ -91,6 +91,7 @@ class Worker:
             "local": self.local,
             "sum": self.sum,
             "curvature": self.curvature,
+            "bounds": lambda: self._reply(find_bounds(self.engine, int(self.args["clients"]))),
             "norms": self.norms,
             "recall": self.recall,
             "metrics": self.metrics,

@@ -15,6 +15,7 @@ import numpy as np
 
 from equifed.contract import Clients, Curvature, LocalSGD, MissingClients, Stream, Vector, Weights
 from equifed.contract.absence import carry_over
+from equifed.contract.arrays import ClientVectors
 from equifed.steps.schedules import Problem, StepSizes, WeightChange, epsilon
 
 A = TypeVar("A")
@@ -63,9 +64,9 @@ class AutoSteps:
               \qquad \sigma_0 = \frac{0.7}{T \sum_i |\nabla f_i(x)|^2}
 
     L is the largest smoothness of any client: the largest eigenvalue from the data for linear
-    models in one process where the Hessian's bound is tight (squared and logistic loss, softmax of
-    two classes), else measured (:func:`equifed.steps.automatic.measured_smoothness`, about 12
-    exchanges before the first round). The dual step follows the coupling of weights and model in
+    models where the Hessian's bound is tight (squared and logistic loss, softmax of two classes)
+    and every client tells its own, else measured (:func:`measured_smoothness`, about 7 exchanges
+    before the first round). The dual step follows the coupling of weights and model in
     the direction in which the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of
     primal-dual methods with the norm taken where it matters, as in the line search of Malitsky and
     Pock (2018), at the cost of a second weighted sum in an exchange that is made anyway. Where the
@@ -160,7 +161,7 @@ def with_measured_step(
     .. math:: \text{lr} = \min(\text{horizon}, J) / (L J)
 
     for J local steps (the most that a client takes) and the smoothness L of the least smooth client
-    at x, measured (:func:`measured_smoothness`, about 12 exchanges).
+    at x, measured (:func:`measured_smoothness`, about 7 exchanges).
     Without a correction clients drift towards their own optima for J lr; 2/L keeps that short
     enough even for clients that hold one class each, and is long enough to make progress on the
     embedded data. It is a rule of ours, with no guarantee; SCAFF-PD has a better one
@@ -207,12 +208,12 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
     :math:`c_i = \nabla f_i(x)` and a common small target v the displacement obeys
     :math:`e \leftarrow (I - \eta \nabla^2 f_i)\, e + \eta v`, so for :math:`\eta L_i > 2` it grows
     by :math:`\eta L_i - 1` a step. Two calls, of J and J + 1 steps, show by how much, and only
-    squared norms reach the server. A power iteration on the average Hessian comes first, to know
-    which :math:`\eta` to try; where sums are hidden, a bound from losses and lengths of gradients
-    takes its place, for sums of gradients so near to those of a round could be subtracted.
+    squared norms reach the server. Which :math:`\eta` to try first follows from losses and lengths
+    of gradients. No sum of vectors is asked for: sums so near to those of a round could be
+    subtracted where sums are hidden.
 
-    Costs 7 exchanges for the average and 2 for each try, mostly two tries. The estimate is low by
-    a few percent, in float32 by up to some tens; it is local, and no bound.
+    Costs an exchange, and 2 for each of about three tries. The estimate is low by a few percent,
+    in float32 by up to some tens; it is local, and no bound.
 
     Parameters
     ----------
@@ -222,47 +223,30 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
     if len(clients.index) > probe:
         evenly = np.linspace(0, len(clients.index) - 1, probe, dtype=int)
         clients = clients.subset(clients.index[evenly])
-    hidden = clients.hides_sums
-    rough = (_least_smoothness if hidden else _average_smoothness)(clients, x, stream)
-    if rough == 0:
+    losses, control = clients.value_and_gradient(x, stream.at("gradient"))
+    rough = float((control.squared_norms() / (2 * np.maximum(losses, TINY))).max())
+    if rough == 0:  # f >= 0 has |f'|^2 <= 2 L f
         return 0.0
-    rate = 3 / rough
-    for attempt in range(16 if hidden else 8):
-        growth = _growth(clients, x, rate, rough, stream.at("try", attempt))
-        if growth is None:
-            rate /= 3  # moved too far to count as one Hessian
-        elif growth < 1.6:
-            rate *= 2  # too little to tell the largest eigenvalue from the others
-        else:
+    rate, low, high = 3 / rough, 0.0, math.inf
+    for attempt in range(16):
+        growth = _growth(clients, x, control, rate, rough, stream.at("try", attempt))
+        if growth is not None and growth >= 1.6:
             return max(rough, (1 + growth) / rate)
+        if growth is None:  # moved too far to count as one Hessian
+            high, wanted = rate, rate / 3
+        else:  # too little to tell the largest eigenvalue from the others
+            low, wanted = rate, rate * (3.1 / (1 + growth) if growth > 1.1 else 2.0)
+        rate = wanted if low < wanted < high else math.sqrt(low * high)
     return 2 * rough
 
 
-def _average_smoothness(clients: Clients, x: Vector, stream: Stream) -> float:
-    """Return |H v| / |v| after two power iterations on the average Hessian: a lower bound."""
-    uniform = np.full(len(clients.index), 1 / len(clients.index))
-    v = _direction(x, stream)
-    for _ in range(3):
-        product = hessian_product(clients, x, uniform, v, stream.at("product"))
-        length = float(product.norm())
-        if length == 0:
-            return 0.0
-        v = product / length
-    return length
-
-
-def _least_smoothness(clients: Clients, x: Vector, stream: Stream) -> float:
-    """Return a lower bound from numbers alone: losses f >= 0 have |f'|^2 <= 2 L f."""
-    losses, gradients = clients.value_and_gradient(x, stream.at("product"))
-    return float((gradients.squared_norms() / (2 * np.maximum(losses, 1e-300))).max())
-
-
-def _growth(clients: Clients, x: Vector, rate: float, rough: float, stream: Stream) -> float | None:
+def _growth(
+    clients: Clients, x: Vector, control: ClientVectors, rate: float, rough: float, stream: Stream
+) -> float | None:
     """Return by how much the displacement grew in the last step; None if it went too far."""
     steps, first, limit = (16, 1e-8, 0.1) if epsilon(x) < 1e-10 else (8, 1e-3, 1.0)
     scale = 1 / math.sqrt(rough)  # over which a loss of order one changes its curvature
     target = _direction(x, stream) * (first * scale / rate)
-    _, control = clients.value_and_gradient(x, stream.at("gradient"))
     lengths = []
     try:
         for more in (0, 1):
