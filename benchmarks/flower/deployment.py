@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from safetensors.torch import load_file
 
 from equifed.engines.loop import LoopClients
 from equifed.flower.app_config import AppConfig
-from equifed.flower.trial.deploy import Deployment
-from equifed.flower.trial.new import write_app
+from equifed.flower.trial.apps import find_script, write_app
+from equifed.flower.trial.deploy import Deployment, is_reachable
 from equifed.models.losses import outputs_for
 from equifed.runs.build import load_data
 from equifed.training.loop import train
@@ -224,7 +225,7 @@ def simulation(root: Path, nodes: int = 10) -> dict[str, Any]:
         )
 
     trial = Trial(root, nodes, 3, "synthetic-regression", edit)
-    deployment = trial.deployment = Deployment(root / "up", [], insecure=True)
+    deployment = trial.deployment = Deployment(root / "up", [])
     for name in ("home", "logs", "memory"):
         (deployment.folder / name).mkdir(parents=True, exist_ok=True)
     where = f"127.0.0.1:{deployment.port}"
@@ -236,8 +237,11 @@ def simulation(root: Path, nodes: int = 10) -> dict[str, Any]:
     try:
         place = ["--host", "127.0.0.1", "--port", str(deployment.port)]
         trust = ["--insecure", "--simulation", "--disable-runtime-dependency-installation"]
-        deployment.superlink = deployment._spawn("superlink", ["flower-superlink", *trust, *place])
-        deployment._wait_for_port("superlink", deployment.superlink)
+        deployment.superlink = deployment._spawn(
+            "superlink", [find_script("flower-superlink"), *trust, *place]
+        )
+        reachable = partial(is_reachable, "127.0.0.1", deployment.port)
+        deployment._wait("superlink", deployment.superlink, reachable, 60)
         done = deployment.run(root / "trial-app", trial.settings())
     finally:
         deployment.stop()

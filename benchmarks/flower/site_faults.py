@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from benchmarks.flower.damage import Follower, start, wait_for_line, wait_for_nodes
 
+from equifed.flower.trial.apps import write_app
 from equifed.flower.trial.deploy import CONNECTION, Deployment
-from equifed.flower.trial.new import write_app
 
 AGREED = """target = "ill"
 class_names = ["no", "yes"]

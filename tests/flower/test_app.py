@@ -20,8 +20,8 @@ from equifed.cli import flower as flower_cli
 from equifed.flower.app import find_risks
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.members import StartError
-from equifed.flower.trial import certificates, doctor, submit
-from equifed.flower.trial.new import NewAppError, write_app
+from equifed.flower.trial import apps, certificates, doctor
+from equifed.flower.trial.apps import write_app
 from equifed.objectives import CVaR, WorstCase
 from equifed.runs.run import free_port
 from equifed.runs.schema import ConfigError
@@ -202,11 +202,11 @@ def test_an_objective_without_a_cap_is_warned_about(tmp_path: Path) -> None:
 
 def test_new_refuses_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NewAppError, match="not empty"):
+    with pytest.raises(ValueError, match="not empty"):
         write_app(tmp_path)
     found = CliRunner().invoke(flower_cli.app, ["new", str(tmp_path)])
     assert found.exit_code == 2 and "not empty" in found.output
-    with pytest.raises(NewAppError, match="begin it with a letter"):
+    with pytest.raises(ValueError, match="begin it with a letter"):
         write_app(tmp_path / "7")
 
 
@@ -226,7 +226,7 @@ KEPT |= {"rounds": 3, "config": {"algorithm": {}}, "model": "", "schema": {"inpu
     [
         (["--connection", "fl", "--out", "runs/1"], "must be absolute"),
         (["--connection", "fl", "--out", "/runs/1", "--nodes", "2"], "for a federation here"),
-        (["--connection", "fl", "--out", "/runs/1", "--insecure"], "for a federation here"),
+        (["--connection", "fl", "--out", "/runs/1", "--keep", "k"], "for a federation here"),
         (["--out", "{out}", "-c", "privacy='none'"], "privacy: a resumed run keeps"),
         (["--out", "{out}", "-c", "rounds=3 clients=2"], "clients: a resumed run keeps"),
         (["--out", "{out}", "--nodes", "2"], "has 3 clients; --nodes cannot change that to 2"),
@@ -431,7 +431,7 @@ def test_flower_run_says_how_a_run_ended(
     script.chmod(0o700)
     (tmp_path / "flwr.log").write_text(log + "\n")
     (tmp_path / "flwr.status").write_text(status)
-    monkeypatch.setattr(submit, "find_script", lambda name: str(script))
+    monkeypatch.setattr(apps, "find_script", lambda name: str(script))
     found = CliRunner().invoke(flower_cli.app, ["run", str(tmp_path), "fl"])
     assert found.exit_code == code and told in " ".join(found.output.split())
     assert "equifed: " not in found.stdout

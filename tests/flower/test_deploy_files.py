@@ -19,8 +19,8 @@ import yaml
 from typer.testing import CliRunner
 
 from equifed.cli.main import app as cli
+from equifed.flower.trial.apps import find_script
 from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
-from equifed.flower.trial.deploy import find_script
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())

@@ -21,6 +21,7 @@ from tests.hospitals import draw_hospitals
 
 from equifed.data.federation import Federation
 from equifed.flower.app_config import AppConfig
+from equifed.flower.trial.apps import Ending, run_app, write_app
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.trial.deploy import (
     CONNECTION,
@@ -29,8 +30,6 @@ from equifed.flower.trial.deploy import (
     is_reachable,
     list_session,
 )
-from equifed.flower.trial.new import write_app
-from equifed.flower.trial.submit import Ending, run_app
 from equifed.runs.build import load_data
 from equifed.training.history import History
 from equifed.training.loop import train
@@ -91,12 +90,12 @@ def test_both_kinds_of_node_equal_the_simulator_and_all_that_leaves_is_on_record
         keys = deployment.folder / "keys"
         deployment.nodes = [{"partition-id": i} for i in range(3)]
         stranger, _ = make_node_key(tmp_path / "stranger", "node")
-        refused = deployment.start_supernode(2, key=stranger)
+        refused = deployment.start_node(2, stock=True, key=stranger)
         for i in range(2):
             deployment.register(i)
         with record(deployment.port, keys) as recorder:
             ours = deployment.start_node(0, port=recorder.port)
-            deployment.start_supernode(1)
+            deployment.start_node(1, stock=True)
             ending, said = follow(deployment, app, clients=2, rounds=1, out=str(out))
             logs = ending.reason + deployment.log("node0") + deployment.log("superlink")[-3000:]
             assert ending == Ending(True, ""), logs

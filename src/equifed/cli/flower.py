@@ -48,11 +48,7 @@ ServerFolder = Annotated[
     Path | None, typer.Option(help="Folder on the server for the answers (JSON), absolute.")
 ]
 SuperLink = "HOST:PORT of the SuperLink."
-Authority = Annotated[Path | None, typer.Option(help="CA certificate.")]
-NodeKey = Annotated[Path | None, typer.Option(help="Private key of the node.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
-]
+Authority, NodeKey = "CA certificate.", "Private key of the node."
 
 
 @app.callback()
@@ -65,27 +61,18 @@ def needs_flower() -> None:
 # -- submitting an app, here or to a deployment -------------------------------------------------
 
 
-def _run_here(
-    folder: Path, count: int, settings: list[str], keep: Path | None, insecure: bool
-) -> int:
+def _run_here(folder: Path, count: int, settings: list[str], keep: Path | None = None) -> int:
     """Start a SuperLink and nodes, run an app on them, and stop everything."""
     from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
     from equifed.training.play_round import TrainingError
 
-    if insecure:
-        typer.secho(
-            "WARNING: --insecure: whoever reaches the port can read the models, pretend to be a "
-            "client and run code on the nodes. Use it on this machine only.",
-            err=True,
-            fg=typer.colors.RED,
-        )
     # A polite kill must clean up as well; the default would leave the processes behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="equifed-up-") as temporary:
         place = keep or Path(temporary)
         configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
         try:
-            with Deployment(place, configs, app=folder, insecure=insecure) as deployment:
+            with Deployment(place, configs, app=folder) as deployment:
                 typer.echo(f"SuperLink and {count} nodes are up ({place}).", err=True)
                 return _follow(folder, CONNECTION, settings, deployment.env)
         except DeployError as error:
@@ -96,7 +83,7 @@ def _follow(
     folder: Path, connection: str, settings: list[str], env: dict[str, str] | None = None
 ) -> int:
     """Submit an app, show how it goes, and return the exit code: 0 for a run that completed."""
-    from equifed.flower.trial.submit import run_app
+    from equifed.flower.trial.apps import run_app
 
     try:
         ending = run_app(folder, connection, settings, env or dict(os.environ), typer.echo)
@@ -113,9 +100,7 @@ def _submit(
 ) -> NoReturn:
     """Submit an app to a deployment; ``local``: options were given that are for one here."""
     if local:
-        raise ValueError(
-            "--nodes, --keep and --insecure are for a federation here, not for a deployment."
-        )
+        raise ValueError("--nodes and --keep are for a federation here, not for a deployment.")
     if out is not None and not out.is_absolute():
         raise ValueError(f"The folder must be absolute, as the server sees it; got {out}.")
     raise typer.Exit(_follow(folder, connection, settings))
@@ -139,7 +124,7 @@ def new(
     data: Annotated[str, typer.Option(help="Embedded data set to try it on.")] = "heart-disease",
 ) -> None:
     """Write a ready Flower app, for simulation and deployment alike."""
-    from equifed.flower.trial.new import write_app
+    from equifed.flower.trial.apps import write_app
 
     package = write_app(folder, data=data)
     typer.echo(f"Wrote {folder}. What is trained: {package / 'equifed.toml'}.")
@@ -153,13 +138,12 @@ def up(
     out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
     keep: Keep = None,
     run_config: RunConfig = None,
-    insecure: Insecure = False,
 ) -> None:
     """Start a SuperLink and nodes here, run the app on them, and stop everything."""
     count = _count_nodes(folder, nodes)
     settings = [f"clients={count}", *(run_config or [])]
     settings += [f'out="{out.absolute()}"'] if out is not None else []
-    raise typer.Exit(_run_here(folder, count, settings, keep, insecure))
+    raise typer.Exit(_run_here(folder, count, settings, keep))
 
 
 @app.command()
@@ -175,7 +159,6 @@ def statistics(
     out: ServerFolder = None,
     nodes: Nodes = None,
     run_config: RunConfig = None,
-    insecure: Insecure = False,
 ) -> None:
     """Show rows, gaps, label shares and means of every site, and which site is unlike the others.
 
@@ -185,9 +168,9 @@ def statistics(
     if out is not None:
         settings.append(f'out="{out.absolute()}"')
     if connection is not None:
-        _submit(folder, connection, settings, out, nodes is not None or insecure)
+        _submit(folder, connection, settings, out, nodes is not None)
     count = _count_nodes(folder, nodes)
-    raise typer.Exit(_run_here(folder, count, [*settings, f"clients={count}"], None, insecure))
+    raise typer.Exit(_run_here(folder, count, [*settings, f"clients={count}"]))
 
 
 @app.command()
@@ -218,8 +201,8 @@ def node(
         ),
     ],
     superlink: Annotated[str, typer.Option(help=SuperLink)],
-    root_certificates: Authority = None,
-    node_key: NodeKey = None,
+    root_certificates: Annotated[Path, typer.Option(help=Authority)],
+    node_key: Annotated[Path, typer.Option(help=NodeKey)],
     node_config: Annotated[
         str,
         typer.Option(
@@ -231,15 +214,10 @@ def node(
         Path | None,
         typer.Option(help="Audit log; by default audit.jsonl in the memory folder."),
     ] = None,
-    insecure: Insecure = False,
 ) -> None:
     """Take part as a site: one process that stays and runs the site's own app alone."""
     from equifed.flower.node import serve_site
 
-    if insecure and (root_certificates or node_key):
-        raise ValueError("--insecure goes with neither --root-certificates nor --node-key.")
-    if not insecure and not (root_certificates and node_key):
-        raise ValueError("Give --root-certificates and --node-key (or --insecure, to try it out).")
     serve_site(folder, node_config, superlink, root_certificates, node_key, audit)
 
 
@@ -257,7 +235,6 @@ def resume(
     nodes: Nodes = None,
     keep: Keep = None,
     run_config: RunConfig = None,
-    insecure: Insecure = False,
 ) -> None:
     """Resume an interrupted run, as a new Flower run with the same clients."""
     from equifed.flower.kept import Kept
@@ -272,7 +249,7 @@ def resume(
     changes = f'resume="{" ".join(given)}"' if given else "resume=true"
     settings = [changes, f'out="{out.absolute()}"', *(run_config or [])]
     if connection is not None:
-        local = nodes is not None or keep is not None or insecure
+        local = nodes is not None or keep is not None
         _submit(folder, connection, settings, out, local)
     count = len(Kept.read(out).names)
     if is_complete(out):
@@ -282,7 +259,7 @@ def resume(
         raise ValueError(
             f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}."
         )
-    code = _run_here(folder, count, settings, keep, insecure)
+    code = _run_here(folder, count, settings, keep)
     raise typer.Exit(code if code or is_complete(out) else FAILED)
 
 
@@ -290,11 +267,11 @@ def resume(
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="Folder of the app.")] = None,
     superlink: Annotated[str | None, typer.Option(help=SuperLink)] = None,
-    root_certificates: Authority = None,
+    root_certificates: Annotated[Path | None, typer.Option(help=Authority)] = None,
     server_certificate: Annotated[
         Path | None, typer.Option(help="Certificate of the SuperLink.")
     ] = None,
-    node_key: NodeKey = None,
+    node_key: Annotated[Path | None, typer.Option(help=NodeKey)] = None,
     node_config: Annotated[
         str | None, typer.Option(help="Settings of a site, as for node: checks its data.")
     ] = None,

@@ -15,12 +15,20 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equifed.flower.memory import write_private
 
+PEM = Encoding.PEM
 VALID_DAYS = 30
 """Certificates made here are for trying out and do not last."""
 
@@ -62,10 +70,7 @@ def issue(
         make_certificates(folder, addresses, days)
     for name in nodes:
         make_node_key(folder, name)
-    if not addresses:
-        return None
-    made = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-    return made.not_valid_after_utc
+    return _read(folder / "server.pem").not_valid_after_utc if addresses else None
 
 
 def make_certificates(folder: Path, addresses: Sequence[str], days: float = VALID_DAYS) -> None:
@@ -95,12 +100,9 @@ def make_certificates(folder: Path, addresses: Sequence[str], days: float = VALI
         .add_extension(issued_by, critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    pem = serialization.Encoding.PEM
-    (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
-    (folder / "server.pem").write_bytes(server.public_bytes(pem))
-    private = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    (folder / "ca.pem").write_bytes(ca.public_bytes(PEM))
+    (folder / "server.pem").write_bytes(server.public_bytes(PEM))
+    private = key.private_bytes(PEM, PrivateFormat.PKCS8, NoEncryption())
     write_private(folder / "server.key", private)
 
 
@@ -109,17 +111,9 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     secret, public = folder / f"{name}.key", folder / f"{name}.pub"
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
+    private = key.private_bytes(PEM, PrivateFormat.OpenSSH, NoEncryption())
     write_private(secret, private)
-    public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-    )
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     return secret, public
 
 
@@ -128,22 +122,26 @@ def find_certificate_problems(
 ) -> Iterator[str]:
     """Say what is wrong with a server certificate: unreadable, expired, for another address."""
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        yield f"{path} is no PEM certificate ({type(error).__name__})"
+        certificate, authority = _read(path), None if ca is None else _read(ca)
+    except ValueError as error:
+        yield str(error)
         return
-    now = datetime.datetime.now(datetime.UTC)
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-        yield f"{path} is valid from {certificate.not_valid_before_utc} to " + (
-            f"{certificate.not_valid_after_utc}, not now"
-        )
-    if address is not None and address not in _read_addresses(certificate):
-        yield (
-            f"{path} is for {', '.join(_read_addresses(certificate)) or 'no address'}, not for "
-            f"{address}: add it as a subject alternative name"
-        )
-    if ca is not None:
-        yield from _find_issuer_problems(path, certificate, ca)
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not start <= datetime.datetime.now(datetime.UTC) <= end:
+        yield f"{path} is valid from {start} to {end}, not now"
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        addresses = [str(name.value) for name in names]
+    except x509.ExtensionNotFound:
+        addresses = []
+    if address is not None and address not in addresses:
+        known = ", ".join(addresses) or "no address"
+        yield f"{path} is for {known}, not for {address}: add it as a subject alternative name"
+    try:
+        if authority is not None:
+            certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        yield f"{path} was not issued by {ca}"
 
 
 def find_key_problems(path: Path) -> Iterator[str]:
@@ -160,7 +158,7 @@ def find_key_problems(path: Path) -> Iterator[str]:
         )
         return
     try:
-        key = serialization.load_ssh_private_key(content, password=None)
+        key = load_ssh_private_key(content, password=None)
     except (ValueError, TypeError) as error:
         yield f"{path} cannot be used ({type(error).__name__}); a password is not possible"
         return
@@ -170,24 +168,11 @@ def find_key_problems(path: Path) -> Iterator[str]:
         yield f"{path} can be read by others; run: chmod 600 {path}"
 
 
-def _find_issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Iterator[str]:
+def _read(path: Path) -> x509.Certificate:
     try:
-        authority = x509.load_pem_x509_certificate(ca.read_bytes())
+        return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        yield f"{ca} is no PEM certificate ({type(error).__name__})"
-        return
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        yield f"{path} was not issued by {ca}"
-
-
-def _read_addresses(certificate: x509.Certificate) -> list[str]:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in names]
+        raise ValueError(f"{path} is no PEM certificate ({type(error).__name__})") from None
 
 
 def _is_ip(address: str) -> bool:
@@ -208,10 +193,7 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    days: float = VALID_DAYS,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     end = now + datetime.timedelta(days=days)
@@ -227,14 +209,6 @@ def _builder(
 
 
 def _usage(signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = "content_commitment key_encipherment data_encipherment key_agreement"
+    unused = dict.fromkeys([*others.split(), "encipher_only", "decipher_only"], False)
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused)

@@ -13,16 +13,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from equifed.flower.trial.apps import call_flwr, find_script
 from equifed.flower.trial.certificates import make_certificates, make_node_key
 from equifed.runs.run import free_port
 
 HOST = "127.0.0.1"
 CONNECTION = "local"
 """Name of the connection in the deployment's own Flower configuration."""
+
+Process = subprocess.Popen[bytes]
 
 
 class DeployError(RuntimeError):
@@ -41,8 +45,6 @@ class Deployment:
     app : Path, optional
         The app that the sites installed: nodes of ours run it. Without it the nodes are stock
         SuperNodes, which run what a run brings along.
-    insecure : bool
-        No TLS and no node keys.
     database : bool
         Whether the SuperLink keeps its state in a file, and so survives a restart.
     env : dict, optional
@@ -55,16 +57,15 @@ class Deployment:
         nodes: Sequence[Mapping[str, Any]],
         *,
         app: Path | None = None,
-        insecure: bool = False,
         database: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.folder, self.nodes, self.insecure = folder.absolute(), list(nodes), insecure
+        self.folder, self.nodes = folder.absolute(), list(nodes)
         self.app, self.database = app, database
-        self.port = free_port()
-        self.superlink: subprocess.Popen[bytes] | None = None
-        self.supernodes: dict[int, subprocess.Popen[bytes]] = {}
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.port, self.keys = free_port(), self.folder / "keys"
+        self.superlink: Process | None = None
+        self.supernodes: dict[int, Process] = {}
+        self.processes: list[Process] = []
         self.env = {**os.environ, **flower_environment(self.folder), **(env or {})}
 
     def __enter__(self) -> Deployment:
@@ -82,77 +83,56 @@ class Deployment:
         """Write keys and configuration, start the SuperLink, register and start the nodes."""
         for name in ("home", "logs", "memory", "keys"):
             (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not self.insecure:
-            make_certificates(self.folder / "keys", [HOST, "localhost"])
-        self._write_connection()
+        make_certificates(self.keys, [HOST, "localhost"])
+        (self.folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{HOST}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
+        )
         self.start_superlink()
         for i in range(len(self.nodes)):
-            if not self.insecure:
-                self.register(i)
-            self.start_supernode(i) if self.app is None else self.start_node(i)
-        if self.app is not None:
-            self.wait_for_nodes()
+            self.register(i)
+            self.start_node(i, stock=self.app is None)
+        for i, process in self.supernodes.items() if self.app is not None else ():
+            self._wait(f"node{i}", process, partial(self._is_connected, i), 180)
 
     def start_superlink(self) -> None:
         """Start the SuperLink, again if it was killed; its state is in ``state.db``."""
-        keys = self.folder / "keys"
-        trust = ["--insecure"]
-        if not self.insecure:
-            trust = ["--ssl-ca-certfile", str(keys / "ca.pem")]
-            trust += ["--ssl-certfile", str(keys / "server.pem")]
-            trust += ["--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
+        trust = ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
+        trust += ["--ssl-certfile", str(self.keys / "server.pem")]
+        trust += ["--ssl-keyfile", str(self.keys / "server.key")]
         where = ["--host", HOST, "--port", str(self.port)]
         state = ["--database", str(self.folder / "state.db")] if self.database else []
         offline = "--disable-runtime-dependency-installation"
-        self.superlink = self._spawn(
-            "superlink", ["flower-superlink", *trust, *where, *state, offline]
-        )
-        self._wait_for_port("superlink", self.superlink)
+        command = [find_script("flower-superlink"), *trust, *where, *state, offline]
+        self.superlink = self._spawn("superlink", command)
+        self._wait("superlink", self.superlink, lambda: is_reachable(HOST, self.port), 60)
 
     def register(self, i: int) -> None:
         """Make a key for a node and tell the SuperLink that it may take part."""
-        _, public = make_node_key(self.folder / "keys", f"node{i}")
+        _, public = make_node_key(self.keys, f"node{i}")
         self.flwr("supernode", "register", str(public), CONNECTION, timeout=60)
 
-    def start_supernode(self, i: int, key: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start a SuperNode, by default with the key that was registered for it."""
-        keys = self.folder / "keys"
-        trust = ["--insecure"]
-        if not self.insecure:
-            trust = ["--root-certificates", str(keys / "ca.pem")]
-            trust += ["--auth-supernode-private-key", str(key or keys / f"node{i}.key")]
-        where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())]
-        own = ["--node-config", format_settings(self.nodes[i])]
-        process = self._spawn(f"supernode{i}", ["flower-supernode", *trust, *where, *own])
-        self.supernodes[i] = process
-        return process
-
     def start_node(
-        self, i: int, app: Path | None = None, port: int | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start a node of ours, which runs the site's own copy of the app."""
-        keys = self.folder / "keys"
-        trust = ["--insecure"]
-        if not self.insecure:
-            trust = ["--root-certificates", str(keys / "ca.pem")]
-            trust += ["--node-key", str(keys / f"node{i}.key")]
-        where = ["--superlink", f"{HOST}:{port or self.port}"]
-        where += ["--audit", str(self.folder / "logs" / f"audit{i}.jsonl")]
-        own = ["--node-config", format_settings(self.nodes[i])]
-        what = ["-m", "equifed", "flower", "node", str(Path(app or self.app or ".").absolute())]
-        process = self._spawn(f"node{i}", [sys.executable, *what, *trust, *where, *own])
-        self.supernodes[i] = process
-        return process
+        self, i: int, *, stock: bool = False, key: Path | None = None, port: int | None = None
+    ) -> Process:
+        """Start a node of ours, which runs the site's own copy of the app, or a stock SuperNode.
 
-    def wait_for_nodes(self, seconds: float = 180) -> None:
-        """Return when the nodes are connected; :class:`DeployError` if one ended or does not."""
-        until = time.monotonic() + seconds
-        for i, process in self.supernodes.items():
-            name = f"node{i}"
-            while "is connected to" not in self.log(name):
-                if process.poll() is not None or time.monotonic() > until:
-                    raise DeployError(f"The {name} did not start:\n{self.log(name)[-2000:]}")
-                time.sleep(0.1)
+        ``key`` is by default the one that was registered for it, ``port`` that of the SuperLink.
+        """
+        own = ["--node-config", format_settings(self.nodes[i])]
+        own += ["--superlink", f"{HOST}:{port or self.port}"]
+        own += ["--root-certificates", str(self.keys / "ca.pem")]
+        own += ["--auth-supernode-private-key" if stock else "--node-key"]
+        own += [str(key or self.keys / f"node{i}.key")]
+        if stock:
+            command = [find_script("flower-supernode"), "--host", HOST, "--port", str(free_port())]
+        else:
+            app = str(Path(self.app or ".").absolute())
+            command = [sys.executable, "-m", "equifed", "flower", "node", app]
+            command += ["--audit", str(self.folder / "logs" / f"audit{i}.jsonl")]
+        name = f"{'super' if stock else ''}node{i}"
+        self.supernodes[i] = self._spawn(name, [*command, *own])
+        return self.supernodes[i]
 
     def run(
         self, app: Path, config: Mapping[str, Any], timeout: float | None = None
@@ -162,18 +142,11 @@ class Deployment:
         return self.flwr(*command, "--run-config", format_settings(config), timeout=timeout)
 
     def flwr(
-        self, *arguments: str, timeout: float | None = None, check: bool = True
+        self, *arguments: str, timeout: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a ``flwr`` command against this deployment."""
-        done = subprocess.run(
-            [find_script("flwr"), *arguments],
-            **self._surroundings,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        if check and done.returncode != 0:
+        done = call_flwr(arguments, self.env, cwd=self.folder, timeout=timeout)
+        if done.returncode != 0:
             raise DeployError(f"flwr {' '.join(arguments[:2])} failed:\n{done.stdout[-2000:]}")
         return done
 
@@ -182,7 +155,7 @@ class Deployment:
         path = self.folder / "logs" / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def kill(self, process: subprocess.Popen[bytes]) -> None:
+    def kill(self, process: Process) -> None:
         """End a process and everything it started, at once (SIGKILL)."""
         for pid in list_session(process.pid):
             _send_signal(pid, signal.SIGKILL)
@@ -202,38 +175,30 @@ class Deployment:
             process.wait(timeout=10)
         self.processes.clear()
 
-    @property
-    def _surroundings(self) -> dict[str, Any]:
-        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-        return {"env": self.env, "cwd": self.folder, **streams}
+    def _is_connected(self, i: int) -> bool:
+        return "is connected to" in self.log(f"node{i}")
 
-    def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, command: Sequence[str]) -> Process:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
             process = subprocess.Popen(
-                command
-                if command[0] == sys.executable
-                else [find_script(command[0]), *command[1:]],
-                **self._surroundings,
+                command,
+                env=self.env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
                 stdout=file,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.processes.append(process)
         return process
 
-    def _wait_for_port(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        until = time.monotonic() + 60
-        while not is_reachable(HOST, self.port):
+    def _wait(self, name: str, process: Process, ready: Callable[[], bool], seconds: float) -> None:
+        """Return when a process is ready; :class:`DeployError` if it ended or never is."""
+        until = time.monotonic() + seconds
+        while not ready():
             if process.poll() is not None or time.monotonic() > until:
                 raise DeployError(f"The {name} did not start:\n{self.log(name)[-2000:]}")
             time.sleep(0.1)
-
-    def _write_connection(self) -> None:
-        trust = "insecure = true"
-        if not self.insecure:
-            trust = f'root-certificates = "{self.folder / "keys" / "ca.pem"}"'
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        text += f'address = "{HOST}:{self.port}"\n{trust}\n'
-        (self.folder / "home" / "config.toml").write_text(text)
 
 
 def flower_environment(folder: Path) -> dict[str, str]:
@@ -246,17 +211,6 @@ def flower_environment(folder: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "EQUIFED_MEMORY": str(folder / "memory"),
     }
-
-
-def find_script(name: str) -> str:
-    """Return the path of a command that stands beside this Python."""
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise DeployError(
-            f"{name} is not installed beside this Python; install it with: "
-            "pip install 'equifed[flower]'"
-        )
-    return str(path)
 
 
 def is_reachable(host: str, port: int, timeout: float = 1.0) -> bool:

@@ -13,11 +13,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Message, RecordDict
-from typing_extensions import override
 
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.fleet import Fleet, FleetError, explain_transport
@@ -49,10 +50,7 @@ def examine(
     node_config: str | None = None,
 ) -> Iterator[Finding]:
     """Return all findings; what is not given is not checked."""
-    yield _check_version()
-    yield from _check_private_names()
-    yield from _check_commands()
-    yield _check_telemetry()
+    yield from _check_flower()
     if app is not None:
         yield from _check_app(app)
     host = superlink.rpartition(":")[0] if superlink else None
@@ -78,24 +76,17 @@ def _list(problems: Iterator[str], fine: str) -> list[Finding]:
     return [Finding(False, problem) for problem in problems] or [Finding(True, fine)]
 
 
-def _check_version() -> Finding:
+def _check_flower() -> Iterator[Finding]:
+    """Check the version, and that commands on PATH are of this Python: a mixed node looks alive."""
     versions = package_versions(["flwr", "equifed"])
-    found = versions["flwr"]
-    numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
+    numbers = tuple(int(part) for part in re.findall(r"\d+", versions["flwr"])[:2])
     good = SUPPORTED[0] <= numbers < SUPPORTED[1]
     wanted = ", ".join(".".join(map(str, bound)) for bound in SUPPORTED)
     extra = "" if good else f"; equifed works with versions in [{wanted})"
-    return Finding(good, f"flwr {found}, equifed {versions['equifed']}{extra}")
-
-
-def _check_private_names() -> list[Finding]:
-    """Check that a node of ours can use this Flower; stock SuperNodes can in any case."""
-    extra = "; take part with flower-supernode, or install another flwr"
-    return [Finding(False, f"equifed flower node: {line}{extra}") for line in find_changes()]
-
-
-def _check_commands() -> Iterator[Finding]:
-    """Check that Flower's commands on PATH are those of this Python: a mixed node looks alive."""
+    yield Finding(good, f"flwr {versions['flwr']}, equifed {versions['equifed']}{extra}")
+    for line in find_changes():  # stock SuperNodes can be used in any case
+        extra = "; take part with flower-supernode, or install another flwr"
+        yield Finding(False, f"equifed flower node: {line}{extra}")
     here = Path(sys.executable).parent
     for name in ("flower-superlink", "flower-supernode", "flower-superexec"):
         found = shutil.which(name)
@@ -106,11 +97,8 @@ def _check_commands() -> Iterator[Finding]:
             yield Finding(False, f"{where}; put {here} first")
         else:
             yield Finding(True, f"{name} is that of this Python")
-
-
-def _check_telemetry() -> Finding:
     off = os.environ.get("FLWR_TELEMETRY_ENABLED") == "0"
-    return Finding(off, f"telemetry is {'off' if off else 'on; set FLWR_TELEMETRY_ENABLED=0'}")
+    yield Finding(off, f"telemetry is {'off' if off else 'on; set FLWR_TELEMETRY_ENABLED=0'}")
 
 
 def _check_app(app: Path) -> Iterator[Finding]:
@@ -151,8 +139,6 @@ def _check_superlink(superlink: str, root_certificates: Path | None) -> Finding:
 
 def _check_registration(superlink: str, root_certificates: Path, node_key: Path) -> Finding:
     """Ask the SuperLink whether it knows the key, without becoming a node."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
     try:
         key = load_ssh_private_key(node_key.read_bytes(), None)
         known = Fleet(superlink, root_certificates.read_bytes(), key).is_registered()
@@ -201,47 +187,33 @@ def _check_memory(folder: Path) -> Finding:
 
 
 def _say_hello(site: Site) -> Finding:
-    """Let the site's own app answer a hello, with nothing kept."""
-    reasons = _Reasons()
-    logging.getLogger("equifed").addHandler(reasons)
+    """Let the site's own app answer a hello, with nothing kept; the site may read what failed."""
+    log, seen = logging.getLogger("equifed"), BufferingHandler(1 << 30)
+    log.addHandler(seen)
+    name = name_site(site.settings, 1)
     try:
-        return _hear_hello(site, reasons)
+        reply = _ask_hello(site)
+    except (SiteError, ValueError) as error:
+        return Finding(False, f"the site's app cannot be used: {error}")
     finally:
-        logging.getLogger("equifed").removeHandler(reasons)
-
-
-class _Reasons(logging.Handler):
-    """Keeps what went wrong; the site may read it, who asks from outside may not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = ""
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None:
-            self.last = " ".join(str(error).split())
-
-
-def _hear_hello(site: Site, reasons: _Reasons) -> Finding:
-    with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
-        settings: dict[str, Any] = {**site.settings, "memory": temporary}
-        set_identity(1, 1)
-        message = Message(Request("hello", "doctor", "hello", -1).to_records(), 1, HELLO)
-        message.metadata.__dict__["_message_id"] = "hello"
-        try:
-            app, own = site.load()
-            run = secrets.randbits(60)  # an app keeps the data of a run that it knows
-            answer = app(message, Context(run, 1, settings, RecordDict(), own))
-            reply = Reply.from_records(answer.content)
-        except (SiteError, ValueError) as error:
-            return Finding(False, f"the site's app cannot be used: {error}")
-    name = name_site(settings, 1)
+        log.removeHandler(seen)
     if reply.error:
-        return Finding(False, f"{name} cannot take part: {reasons.last or reply.text}")
+        errors = [record.exc_info[1] for record in seen.buffer if record.exc_info]
+        reason = " ".join(str(errors[-1]).split()) if errors else reply.text
+        return Finding(False, f"{name} cannot take part: {reason}")
     told = ", ".join(f"{count} {split}" for split, count in reply.numbers["sizes"].items())
     return Finding(True, f"{reply.numbers['name']} can take part with its data ({told} samples)")
 
 
-HELLO = OPERATIONS["hello"]
+def _ask_hello(site: Site) -> Reply:
+    set_identity(1, 1)
+    request = Request("hello", "doctor", "hello", -1).to_records()
+    message = Message(request, 1, OPERATIONS["hello"])
+    message.metadata.__dict__["_message_id"] = "hello"
+    with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
+        app, own = site.load()
+        run = secrets.randbits(60)  # an app keeps the data of a run that it knows
+        settings: dict[str, Any] = {**site.settings, "memory": temporary}
+        return Reply.from_records(
+            app(message, Context(run, 1, settings, RecordDict(), own)).content
+        )

@@ -1,22 +1,24 @@
-"""Submitting a run with Flower's own command, following it to its end, and saying how it ended."""
+"""An app of ours: writing one, submitting it with Flower's own command, following it to its end."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from equifed.flower.trial.deploy import find_script
-
+PACKAGE = ("__init__.py", "server.py", "client.py", "task.py", "equifed.toml")
+TOP = ("pyproject.toml", "README.md")
 PREFIX, ENDED = "equifed: ", "ENDED: "
 """How the lines of a run that are for people begin; the one with the reason of an end."""
 
 UNKNOWN = "unknown"
-"""Status of a run that nobody can be asked about."""
+"""Status of a run when no SuperLink answers."""
 
 ADVICE = {
     r"certificate has expired": "The SuperLink's certificate has expired; its owner must renew it.",
@@ -42,6 +44,39 @@ class SubmitError(RuntimeError):
     """The run did not start; says why and what to do."""
 
 
+def write_app(folder: Path, *, data: str = "heart-disease") -> Path:
+    """Write a Flower app into a new or empty folder, and return the path of its package.
+
+    ``data`` is the embedded data set for trying out; it says how many clients there are.
+    """
+    from equifed.runs.build import load_data
+    from equifed.runs.config import read_data
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty; choose another folder.")
+    name = folder.absolute().name
+    package = re.sub(r"\W+", "_", name).strip("_").lower()
+    if not package.isidentifier():
+        raise ValueError(f"{name!r} cannot be the name of an app; begin it with a letter.")
+    words = {
+        "{name}": re.sub(r"[^A-Za-z0-9._-]+", "-", name),
+        "{package}": package,
+        "{publisher}": "local",
+        "{data}": data,
+        "{clients}": str(len(load_data(read_data(data, [])))),
+    }
+    (folder / package).mkdir(parents=True)
+    for target in (*TOP, *PACKAGE):
+        text = (files("equifed.flower") / "template" / f"{target}.in").read_text(encoding="utf-8")
+        for word, value in words.items():
+            text = text.replace(word, value)
+        (folder / ("" if target in TOP else package) / target).write_text(text, encoding="utf-8")
+    return folder / package
+
+
+# -- running it ---------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a run ended: completed or not, and why not."""
@@ -61,15 +96,7 @@ def run_app(
     number = submit(folder, connection, settings, env)
     command = [find_script("flwr"), "log", number, connection, "--stream"]
     others, reason = deque[str](maxlen=30), ""
-    with subprocess.Popen(
-        command,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as log:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **_surroundings(env)) as log:
         assert log.stdout is not None
         for line in log.stdout:
             text = line.rstrip()
@@ -81,7 +108,9 @@ def run_app(
                 reason = text.removeprefix(ENDED)
             elif not text.startswith("{"):  # the summary, for programs
                 say(text)
-    status = read_status(number, connection, env)
+    told = call_flwr(["list", connection, "--run-id", number, "--format", "json"], env).stdout
+    found = re.search(r'"status":\s*"([^"]+)"', told)
+    status = found.group(1) if found else UNKNOWN
     if status == "finished:completed":
         return Ending(True, "")
     return Ending(False, reason or _explain_silence(status, others))
@@ -107,23 +136,13 @@ def _explain_silence(status: str, lines: Iterable[str]) -> str:
 
 def submit(folder: Path, connection: str, settings: Sequence[str], env: Mapping[str, str]) -> str:
     """Start a run and return Flower's number of it."""
-    options = [word for setting in settings for word in ("--run-config", setting)]
-    done = _flwr(["run", str(folder.absolute()), connection, "--format", "json", *options], env)
-    try:
-        told = json.loads(done[done.index("{") : done.rindex("}") + 1])
-        number = told["run-id"]
-    except (ValueError, KeyError):
-        number = None
-    if not number:
-        raise SubmitError(f"The run did not start: {explain(done)}")
-    return str(number)
-
-
-def read_status(number: str, connection: str, env: Mapping[str, str]) -> str:
-    """Return what Flower says of a run, for example ``finished:completed``."""
-    done = _flwr(["list", connection, "--run-id", number, "--format", "json"], env)
-    found = re.search(r'"status":\s*"([^"]+)"', done)
-    return found.group(1) if found else UNKNOWN
+    words = ["run", str(folder.absolute()), connection, "--format", "json"]
+    words += [word for setting in settings for word in ("--run-config", setting)]
+    told = call_flwr(words, env).stdout
+    found = re.search(r'"run-id":\s*"?(\w+)', told)
+    if not found:
+        raise SubmitError(f"The run did not start: {explain(told)}")
+    return found.group(1)
 
 
 def explain(text: str) -> str:
@@ -138,20 +157,31 @@ def explain(text: str) -> str:
     return " ".join([told or "Flower said nothing.", *fitting[:1]])
 
 
+def call_flwr(
+    arguments: Sequence[str], env: Mapping[str, str], **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a ``flwr`` command to its end; what it says is all in ``stdout``."""
+    command = [find_script("flwr"), *arguments]
+    about = {**_surroundings(env), **more}
+    return subprocess.run(command, stdout=subprocess.PIPE, check=False, **about)
+
+
+def find_script(name: str) -> str:
+    """Return the path of a command that stands beside this Python."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise SubmitError(
+            f"{name} is not installed beside this Python; install it with: "
+            "pip install 'equifed[flower]'"
+        )
+    return str(path)
+
+
+def _surroundings(env: Mapping[str, str]) -> dict[str, Any]:
+    streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    return {"env": dict(env), **streams, "text": True, "errors": "replace"}
+
+
 def _plain(text: str) -> str:
     """Return a text without the codes of its colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def _flwr(arguments: Sequence[str], env: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        [find_script("flwr"), *arguments],
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    return done.stdout
