@@ -27,10 +27,7 @@ MOST_BYTES = 1 << 30
 
 @dataclass(eq=False)
 class OwnRows:
-    """Own parts of all clients, one row each, at the start of a round and after local steps.
-
-    All verbs of a round start from the same ones; those of the last local steps are kept.
-    """
+    """Own parts of all clients, one row each: where a round starts, and where steps ended."""
 
     start: Tensor
     after: Tensor | None = None
@@ -41,13 +38,7 @@ class OwnRows:
 
 
 class TorchClients(Clients):
-    """What our engines have in common: who takes part, the ledger, the model as a flat vector.
-
-    Parameters
-    ----------
-    data : Federation
-        The clients' data.
-    """
+    """What our engines share: who takes part, the ledger, the model as a flat vector."""
 
     names: tuple[str, ...] = ()
     index: Index = np.arange(0)

@@ -1,11 +1,8 @@
 """Clients spread over the processes of a ``torch.distributed`` group.
 
-Every process runs the same algorithm on the same state; each holds the samples of its own clients
-and computes for them with the stacked engine. Losses are gathered, weighted sums are added up in
-the order of the clients, so all of them see the same numbers and go the same way, in double
-precision on CPUs the same as one process.
-
-Processes are started by ``torchrun`` (one machine or many) or by ``equifed run --workers N``.
+Every process runs the same algorithm on the same state, and computes for its own clients with the
+stacked engine. Losses are gathered, weighted sums are added up in the order of the clients: all go
+the same way, in double precision on CPUs the same as one process.
 """
 
 from __future__ import annotations
@@ -64,15 +61,7 @@ class WorkerLost(RuntimeError):
 
 
 class Workers(Group):
-    """The group that ``torchrun`` or ``equifed run --workers N`` has started.
-
-    Without the variables that these set it is a group of one.
-
-    Parameters
-    ----------
-    device : str or torch.device
-        Where this process computes; ``"cuda"`` is a GPU of its own.
-    """
+    """The group that ``torchrun`` or ``equifed run --workers N`` started; else one of one."""
 
     def __init__(self, device: str | torch.device) -> None:
         local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if str(device) == "cuda" else device

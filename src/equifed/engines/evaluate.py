@@ -169,15 +169,7 @@ Span = tuple[int, int, Tensor]
 
 
 class FederationEvaluator:
-    """Evaluates on data that this process holds: one pass per split for all clients.
-
-    Parameters
-    ----------
-    federation : Federation
-        The data.
-    model : FlatModel
-        The engine's model (``clients.model``).
-    """
+    """Evaluates on data that this process holds: one pass per split for all clients."""
 
     def __init__(self, federation: Federation, model: FlatModel) -> None:
         self._federation, self._model, self._classes = federation, model, federation.classes

@@ -55,13 +55,7 @@ from equifed.models.predictor import Predictor, describe_predictor, link_of
 
 
 class InProcessClients(TorchClients):
-    """Clients whose data this process holds: all samples in two tensors, client after client.
-
-    Parameters
-    ----------
-    data, model, loss, l2, penalise, dtype, device, init, own, own_l2, own_steps
-        As for :func:`equifed.simulate`.
-    """
+    """All samples in two tensors, client by client; arguments as for :func:`equifed.simulate`."""
 
     coarse: str | None = None
     """Why second derivatives say nothing of the gradients here."""
@@ -182,10 +176,7 @@ class InProcessClients(TorchClients):
         return Inexactness(losses.double().cpu().numpy(), gradients.double().cpu().numpy())
 
     def _solve_own(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all clients' best own parts (N, p), and bounds on losses' and gradients' errors.
-
-        Zeros for clients without samples, whose data another process has.
-        """
+        """Return best own parts (N, p), and bounds on losses' and gradients' errors."""
         assert self.offsets is not None
         n, here = len(self.names), np.flatnonzero(np.diff(self._offsets))
         own, decrements, squares = x.new_zeros(n, self.model.own_size), *x.new_zeros(2, n)
@@ -273,11 +264,7 @@ class InProcessClients(TorchClients):
         thin: Tensor | None,
         nodes: Sequence[Node],
     ) -> list[Tensor]:
-        """Return parts of the weighted sum of the clients' Hessians without the penalty.
-
-        The parts are nodes of a tree over groups of clients, so that the order of the sum is always
-        the same.
-        """
+        """Return parts of the weighted sum of Hessians, penalty apart: nodes of a fixed tree."""
         share = np.zeros(len(self.names))
         share[self.index] = weights
         own = self.own_parts(x)

@@ -1,8 +1,7 @@
-"""The reference engine: every client by itself, no cleverness.
+"""The reference engine: every client by itself; other engines must agree with it.
 
-Every other engine must agree with this one. It is also the engine for modules that
-``torch.func.vmap`` cannot take, or takes slowly: on several cores each client has one to itself,
-with a module of its own, since a module can carry the parameters of one client at a time.
+It is also for modules that ``torch.func.vmap`` cannot take, or takes slowly: on several cores each
+client has one to itself, with a module of its own.
 """
 
 from __future__ import annotations
@@ -33,14 +32,12 @@ Gradient = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 def walk_client(
     x: Tensor, work: LocalWork, steps: int, gradient: Gradient, correction: Tensor | None = None,
-    slope: float | None = None, *, moving: Tensor | None = None, size: int | None = None,
+    slope: float | None = None, *,
+    moving: Tensor | None = None,  # 1 or 0 for every coordinate
+    size: int | None = None,  # of what is kept in the ball
     room: Tensor | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return one client's results by name, and a hinge's threshold, after :class:`LocalSGD` steps.
-
-    ``correction`` is the part of target - control that counts, ``moving`` is 1 or 0 for every
-    coordinate, the first ``size`` are kept in the ball; displacements may be made in the ``room``.
-    """
+    """Return one client's results by name, and a hinge's threshold, after its steps."""
     u, found = x.clone(), dict[str, Tensor]()
     means = [kind for kind in work.results if kind in ("average", "mean_gradient")]
     found |= {kind: torch.zeros_like(x) for kind in means}
@@ -166,10 +163,7 @@ class LoopClients(InProcessClients):
         self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
         correction: Tensor | None, slope: float | None, room: Tensor | None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        """One client's local steps, on own parameters too where it keeps some.
-
-        Alternating: as many plain steps on the own ones first, then steps on the shared ones.
-        """
+        """One client's local steps; alternating: as many plain ones on its own parameters first."""
         d = self.model.size
         if not self.remembers_own() or self.own is None:
             steer = self._steer(k, stream, work.batch_size)
@@ -235,10 +229,7 @@ class LoopClients(InProcessClients):
             yield slice(k, k + 1), *self._newton(x, k), inputs.square().sum(dim=1).mean()
 
     def _map(self, function: Callable[[Self, int], Result]) -> list[Result]:
-        """Return the function's results for all clients, on one core each where there are several.
-
-        The function gets these clients with a model that no other thread uses.
-        """
+        """Return a function's results for all clients; it gets a model no other thread uses."""
         together = self.model.device.type == "cpu" and torch.get_num_threads() > 1
         if not together:
             return [function(self, k) for k in range(len(self.index))]

@@ -31,33 +31,8 @@ class Batch:
 
 
 class Minibatches:
-    """The minibatches of c clients, step by step.
+    """The minibatches of c clients, step by step; each pass has a shuffle with an address.
 
-    Every pass over a client's samples has its own shuffle, which depends on the stream's address,
-    the client and the number of the pass, and on nothing else. Without a batch size every step uses
-    all samples in their order.
-
-    Parameters
-    ----------
-    stream : Stream
-        Address of this piece of work (round and purpose).
-    clients : int64 (c,)
-        Positions of the clients in the federation.
-    sizes : array of int or int64 tensor, shape (c,)
-        Their numbers of samples.
-    batch_size : int, optional
-        Samples per step.
-    dtype : torch.dtype
-        Precision of the weights.
-    dropout : bool
-        Whether to draw keys for dropout masks.
-    width : int, optional
-        Columns of every batch, padded to it; by default as many as the largest batch has samples.
-    starts : int64 (c,), optional
-        Where the clients' samples begin; without it positions count from each client's first.
-
-    Examples
-    --------
     >>> from equifed.contract.streams import Stream
     >>> pair = Minibatches(Stream(0), torch.tensor([3, 8]), np.array([4, 2]), 2, torch.float64)
     >>> sorted(pair.at(0).positions[0].tolist() + pair.at(1).positions[0].tolist())

@@ -38,11 +38,7 @@ kind of vector."""
 
 
 def sum_rows(weights: Weights, matrix: Tensor) -> Tensor:
-    """Return the weighted sum of all rows.
-
-    >>> sum_rows(np.array([1.0, 10.0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    tensor([31., 42.])
-    """
+    """Return the weighted sum of all rows."""
     shares = torch.as_tensor(weights, dtype=matrix.dtype, device=matrix.device)
     one_order = has_one_order(matrix.dtype, matrix.device)
     return _sum_whole(shares, matrix) if one_order else shares @ matrix
@@ -74,11 +70,7 @@ def nodes_within(first: int, last: int, n: int, node: Node | None = None) -> Ite
 
 
 def node_values(nodes: Sequence[Node], weights: Weights, rows: Rows, most: int) -> Iterator[Tensor]:
-    """Yield the sums of nodes, or a single client's vectors, a row for each kind.
-
-    ``weights`` are those of all clients; ``rows`` is asked for clients under the nodes only, at
-    most so many at a time (but for a whole block).
-    """
+    """Yield the sums of nodes, or single clients' vectors, a row per kind, ``most`` at a time."""
     n = len(weights)
     for node in nodes:
         begin, end = _span(node, n)
@@ -123,11 +115,7 @@ def group_clients(sizes: Index, processes: int = 1) -> Index:
 
 
 def leaf_nodes(first: int, last: int, leaves: int) -> list[Node]:
-    """Return what one who holds the leaves from ``first`` up to ``last`` can tell.
-
-    >>> leaf_nodes(0, 3, 4)
-    [(1, 0), (0, 2)]
-    """
+    """Return what one who holds the leaves from ``first`` up to ``last`` can tell."""
     return list(nodes_within(BLOCK * first, BLOCK * last, BLOCK * leaves)) if first < last else []
 
 
@@ -162,10 +150,7 @@ def _sum_whole(weights: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _put_products(weights: Tensor, blocks: Tensor, out: Tensor) -> None:
-    """Write the sum of each block (m, 8, d) into a row; the last few columns apart.
-
-    Matrix libraries take other paths for other addresses; what is left begins where it always does.
-    """
+    """Write the sum of each block (m, 8, d) into a row; the last few columns apart."""
     d, rows, places = blocks.shape[2], weights.unsqueeze(1), out.unsqueeze(1)
     even = d // BLOCK * BLOCK
     for columns in (slice(0, even), slice(even, d)):
@@ -214,10 +199,7 @@ class InProcessVectors(ClientVectors):
 
     @abstractmethod
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
-        """Return parts of the weighted sum with others'; see :mod:`equifed.engines.ordered_sums`.
-
-        ``weights`` are those of all clients, of whom the ones here begin at ``first``.
-        """
+        """Return parts of the sum over all clients, of whom those here begin at ``first``."""
 
     def part(self, begin: int, end: int) -> InProcessVectors:
         """Return the vectors of the clients from one place up to another."""

@@ -65,21 +65,16 @@ def as_rows(outputs: Tensor) -> Tensor:
 
 
 def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    r"""Return the weighted derivative of :math:`\log\sum_k e^{o_k} - o_y`: softmax minus one at y.
-
-    >>> cross_entropy_slope(torch.zeros(1, 2, 1), torch.tensor([[1]]), torch.ones(1, 1)).flatten()
-    tensor([ 0.5000, -0.5000])
-    """
+    """Return the weighted derivative of the cross-entropy: softmax minus one at the class."""
     weights = weights.unsqueeze(1)
     slope = torch.softmax(outputs, dim=1).mul_(weights)
     return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
 
 
 class Offsets(Protocol):
-    """A loss as a function of one offset for each output; outputs are (c, k, b).
+    """A loss as a function of one offset per output (c, k); outputs are (c, k, b).
 
-    Sums over samples are taken of a *base*, made once for offsets near some (c, k): what changes
-    from step to step is how far ``away`` (c, k) of them the offsets are.
+    Sums are of a *base*, made once for offsets near some; steps change how far ``away`` they are.
     """
 
     loss: ClassVar[Any]
@@ -279,10 +274,7 @@ class SoftmaxOffsets(Offsets):
 
     @override
     def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
-        r"""Return what iterative scalings give: each class's mean chance becomes its share.
-
-        With the penalty: :math:`\bar p_k e^{\Delta v_k} = \text{share}_k - \text{l2}\, v_k`.
-        """
+        """Return what iterative scalings give: each mean chance becomes its share minus l2 v."""
         v = torch.zeros_like(wanted)
         for _ in range(SCALINGS):
             e = torch.exp(v)
@@ -351,10 +343,7 @@ def _log_odds(share: Tensor, least: float) -> Tensor:
 def error_bounds(
     decrement: Tensor, offsets: Offsets, mean_square: Tensor, loss: SampleLoss
 ) -> tuple[Tensor, Tensor]:
-    """Return bounds on the errors of losses and gradients, from squared decrements.
-
-    ``mean_square`` holds the mean of |a|^2 over each client's samples a.
-    """
+    """Return bounds on losses' and gradients' errors, from decrements^2 and the means of |a|^2."""
     steepest, decrement = STEEPEST[loss.__name__], decrement.clamp(min=0)
     least = 2.0 if offsets.turn == 0 else offsets.l2
     near = offsets.turn * decrement.sqrt() <= 0.5 * math.sqrt(least)

@@ -1,8 +1,4 @@
-"""Threads and memory that stay from round to round.
-
-Both are dear to get from the system: a page of fresh memory costs more than filling it, and a new
-thread begins without any. Matrices of client vectors are the largest thing that a round makes.
-"""
+"""Threads and memory that stay from round to round: both are dear to get from the system."""
 
 from __future__ import annotations
 
@@ -32,16 +28,7 @@ SMALL = 1 << 20
 def map_in_threads(
     function: Callable[[Item], Result], items: Sequence[Item], together: bool
 ) -> list[Result]:
-    """Return the function's results in the order of the items.
-
-    Small batched products gain little from being divided among cores; whole chunks of clients gain
-    all there is. If they may run ``together`` and there are at least as many as torch has threads,
-    every thread takes one after the other, on a core of its own. Nothing depends on who is ready
-    first, so results are the same bit for bit.
-
-    >>> map_in_threads(abs, [-1, -2, -3, -4], together=True)
-    [1, 2, 3, 4]
-    """
+    """Return the function's results in the order of the items, the same bits for any threads."""
     threads = torch.get_num_threads()
     if not together or threads == 1 or len(items) < threads:
         return [function(item) for item in items]
@@ -73,13 +60,6 @@ def _threads(count: int, process: int) -> ThreadPoolExecutor:
 class Workspace:
     """Memory for matrices of client vectors, given out again when nobody has them any more.
 
-    Parameters
-    ----------
-    most : int
-        Bytes that are kept for later at most.
-
-    Examples
-    --------
     >>> workspace, like = Workspace(1 << 30), torch.zeros(1 << 19)
     >>> first = empty_rows(2, like, workspace)
     >>> place = first.data_ptr()
@@ -124,11 +104,7 @@ def _give_back(workspace: weakref.ref[Workspace], block: Tensor) -> None:
 
 
 def empty_rows(count: int, like: Tensor, workspace: Workspace | None = None) -> Tensor:
-    """Return a matrix to be filled, with as many columns as ``like`` and aligned rows.
-
-    >>> empty_rows(2, torch.zeros(10)).stride()
-    (16, 1)
-    """
+    """Return a matrix to be filled, with as many columns as ``like`` and aligned rows."""
     columns = like.shape[-1]
     width = row_bytes(columns, like.dtype) // like.element_size()
     shape = count, width
@@ -137,11 +113,7 @@ def empty_rows(count: int, like: Tensor, workspace: Workspace | None = None) -> 
 
 
 def row_bytes(columns: int, dtype: torch.dtype) -> int:
-    """Return the memory of one aligned row.
-
-    >>> row_bytes(10, torch.float64)
-    128
-    """
+    """Return the memory of one aligned row."""
     return -(-columns * dtype.itemsize // ALIGNED) * ALIGNED
 
 

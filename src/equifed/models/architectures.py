@@ -48,11 +48,7 @@ def linear(input_shape: Shape, outputs: int, *, bias: bool = True) -> nn.Module:
 
 
 def logistic(input_shape: Shape, outputs: int, *, bias: bool = True) -> nn.Module:
-    """Scores of logistic regression: linear in the flattened features, starting at zero.
-
-    With the loss ``cross_entropy`` and one output per class it is multinomial, with the loss
-    ``logistic`` and one output it is binary logistic regression.
-    """
+    """Scores of logistic regression: ``linear``, with one output per class or a single one."""
     return linear(input_shape, outputs, bias=bias)
 
 
@@ -80,11 +76,7 @@ def cnn(
     groups: int = 0,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Convolutions that each halve the image, then one hidden layer.
-
-    ``groups`` above 0 puts a GroupNorm with that many groups after every convolution; there is no
-    BatchNorm, because its running statistics belong to no client.
-    """
+    """Convolutions that each halve the image, GroupNorms if ``groups``, then one hidden layer."""
     _check_positive("cnn", channels=tuple(channels), kernel=kernel, hidden=hidden)
     _check_fraction("cnn", dropout)
     shape = (1, *input_shape) if len(input_shape) == 2 else input_shape
@@ -205,11 +197,7 @@ def initialise(module: nn.Module, stream: Stream) -> nn.Module:
 
 
 def choose_init(model: nn.Module | str, init: Init | None) -> Init:
-    """Return where training starts: a module that is handed over keeps its parameters.
-
-    >>> choose_init("mlp", None), choose_init(nn.Linear(1, 1), None)
-    ('fresh', 'given')
-    """
+    """Return where training starts: a module that is handed over keeps its parameters."""
     if init not in (None, "given", "fresh"):
         raise ValueError(f"init must be 'given' or 'fresh', got {init!r}.")
     return init or ("fresh" if isinstance(model, str) else "given")

@@ -1,12 +1,8 @@
 r"""Second derivatives of linear models: what is certain about them, and weighted sums of Hessians.
 
-A sample with features a and outputs z adds :math:`w\, h(z) \otimes a a^\top` to the Hessian, h
-being the second derivative of its loss in the outputs. A weighted sum over clients is a sum over
-their samples in which each counts its client's weight divided by that client's number of samples.
-
-Where clients have own biases v, their profile losses :math:`\min_v f_i(u, v)` have the Schur
-complement :math:`H_{uu} - H_{uv} H_{vv}^{-1} H_{vu}`. It grows with H, so that of an upper bound is
-an upper bound.
+A sample with features a and outputs z adds :math:`w\, h(z) \otimes a a^\top`, h being the second
+derivative of its loss in the outputs. Profile losses :math:`\min_v f_i(u, v)` have the Schur
+complement :math:`H_{uu} - H_{uv} H_{vv}^{-1} H_{vu}`, which grows with H: bounds stay bounds.
 """
 
 from __future__ import annotations
@@ -57,21 +53,8 @@ def known_curvature(
 
     For a linear model and a convex loss the Hessian of :math:`f_i` lies between
     :math:`\text{l2}\, I` and :math:`(s\, \lambda_{\max}(A_i^\top A_i / m_i) + \text{l2})\, I`,
-    s being the largest second derivative of the loss; the squared loss has the eigenvalues of
-    :math:`2 A_i^\top A_i / m_i + \text{l2}\, I` themselves. Where biases are not penalised, the
-    lower bound is 0 but for the squared loss (:func:`_free_bias`). Without the samples at hand (a
-    real federation), or with too many clients to look at each, only the lower bound is known.
-
-    A profile loss, with a bias that every client chooses for itself, has the Schur complement for a
-    Hessian: at most that of the shared part alone, and at least the smallest eigenvalue of both
-    parts together.
-
-    Parameters
-    ----------
-    inputs_of : callable, optional
-        Returns a client's training inputs.
-    here : sequence of int, optional
-        Clients whose inputs these are, if not all; nothing but the penalty is known of the others.
+    s being the largest second derivative of the loss. Of clients whose inputs are not ``here``, and
+    of very many, the lower bound alone is known.
     """
     why, rows_of = refuse_bounds(model), trained_rows(model)
     if why is not None or rows_of is None:
@@ -109,13 +92,10 @@ def refuse_bounds(model: FlatModel) -> str | None:
 
 
 def _free_bias(inputs: Tensor, l2: float) -> float:
-    r"""Return a lower bound on the curvature of least squares with a bias that is not penalised.
+    """Return a lower bound on the curvature of least squares with a bias that is not penalised.
 
-    With the mean c of the inputs, :math:`A^\top A / m \succeq c c^\top`, so no eigenvalue is below
-    l2 or the smaller one of :math:`[[2 |c|^2 + l2, 2 |c|], [2 |c|, 2]]`, of determinant 2 l2.
-
-    >>> round(_free_bias(torch.zeros(3, 2), 0.5), 9)
-    0.5
+    With the mean c of the inputs no eigenvalue is below l2 or the smaller one of
+    :math:`[[2 |c|^2 + l2, 2 |c|], [2 |c|, 2]]`, of determinant 2 l2.
     """
     mean = inputs.detach().to("cpu", torch.float64).flatten(1).mean(dim=0)
     trace, determinant = 2 * float(mean.square().sum()) + l2 + 2, 2 * l2
@@ -124,11 +104,7 @@ def _free_bias(inputs: Tensor, l2: float) -> float:
 
 
 def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
-    """Return the one linear layer of a model that is linear in its parameters, else None.
-
-    Only torch's own classes are known: others, hooks or parametrisations may compute anything. A
-    sample must reach the layer as one row: several have the curvature of all together.
-    """
+    """Return the one layer of a linear model of torch's own classes, else None."""
     parts = list(module) if type(module) is nn.Sequential else [module]
     if not all(is_plain(part) for part in (module, *parts)):
         return None
@@ -146,12 +122,7 @@ def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
 
 
 def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
-    """Return what makes of samples the rows that the one trained linear layer is applied to.
-
-    These are the samples themselves for a linear model, and for an ``nn.Sequential`` of parts that
-    are not trained and a linear layer at its end what the former make of them: whatever they
-    compute, the outputs are linear in the trained parameters. None if the model is not so.
-    """
+    """Return what makes of samples the rows of the one trained linear layer; None without one."""
     if linear_layer(model.module, model.input_dimensions) is not None:
         return lambda inputs: inputs.to(model.device, model.dtype).reshape(len(inputs), -1)
     if type(model.module) is not nn.Sequential or model.dropouts or model.output_dimensions != 1:
@@ -228,29 +199,13 @@ def _eigenvalues(
 
 @dataclass(frozen=True, eq=False)
 class LinearHessian:
-    """The Hessians of a linear model's loss: where their blocks lie, and how samples add to them.
-
-    Parameters
-    ----------
-    model : FlatModel
-        One trained linear layer and a loss whose second derivative is written down here.
-    rows : callable
-        What makes of samples the rows that the layer is applied to.
-    loss : str
-        Its name.
-    places : Tensor, shape (k, q)
-        Flat positions of the k outputs' parameters.
-    weight, bias : bool
-        Which of the layer's parameters are trained.
-    form : Form
-        What is summed.
-    """
+    """Hessians of a linear model's loss: where blocks lie, and how samples add to them."""
 
     model: FlatModel
-    rows: Callable[[Tensor], Tensor]
+    rows: Callable[[Tensor], Tensor]  # what the layer is applied to, of samples
     loss: str
-    places: Tensor
-    weight: bool
+    places: Tensor  # (k, q): flat positions of the k outputs' parameters
+    weight: bool  # whether it is trained
     bias: bool
     form: Form
 
@@ -258,10 +213,7 @@ class LinearHessian:
     def of(
         cls, model: FlatModel, form: Form, thin: Tensor | None = None, profile: bool = False
     ) -> LinearHessian | str:
-        """Return the Hessians of a model, or why they are not known.
-
-        ``profile`` says that own biases are the best ones for the shared model.
-        """
+        """Return the Hessians of a model, or why not; ``profile``: own biases are the best ones."""
         if thin is not None and form != "blocks":
             raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
         rows = trained_rows(model)
@@ -412,13 +364,7 @@ def check_sum_weights(weights: Weights, n: int) -> None:
 def linear_hessian(
     model: FlatModel, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor
 ) -> Tensor | str:
-    r"""Return the second derivatives of a weighted sum of sample losses, or why there are none.
-
-    .. math:: \sum_s w_s\, A_s \otimes z_s z_s^\top, \qquad z_s = (a_s, 1)
-
-    where :math:`A_s` are the second derivatives of the loss in the outputs of sample s. The L2
-    penalty is not in it. ``weights`` has one number per sample.
-    """
+    """Return second derivatives of a weighted sum of sample losses without penalty, or why not."""
     if trained_rows(model) is None:
         return "the model is not linear in its parameters"
     if model.own_size:

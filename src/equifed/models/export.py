@@ -1,12 +1,8 @@
 """A predictor as files that need no configuration, no data and, but for the first, no equifed.
 
-* ``predictor.json``: classes, shapes; ``preparation.json``: how a table becomes
-  features, where there was one; ``model.safetensors``: the weights.
-* ``model.pt2``: the module as a program of ``torch.export``, for ``torch.export.load``.
-* ``model.onnx``: the same for ONNX runtimes.
-
-Both programs map prepared features to scores. The preparation accompanies them: its steps work on
-text and gaps, which programs of tensors do not know.
+``predictor.json`` and ``preparation.json`` say how a table becomes features, and scores classes;
+``model.safetensors`` are the weights, ``model.pt2`` (``torch.export.load``) and ``model.onnx``
+programs that map prepared features to scores.
 """
 
 from __future__ import annotations

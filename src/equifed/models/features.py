@@ -146,11 +146,7 @@ def _rows(caught: list[Any], samples: int, which: str) -> NDArray[Any]:
 
 
 def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
-    """Return which parameters become features: a uniform subset, increasing.
-
-    >>> choose_coordinates(5, 5)
-    array([0, 1, 2, 3, 4])
-    """
+    """Return which parameters become features: a uniform subset, increasing."""
     if not 1 <= coordinates <= size:
         raise ValueError(
             f"coordinates must lie between 1 and the model's {size} parameters, got {coordinates}."
@@ -162,12 +158,7 @@ def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
 def tangent_features(
     module: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor, coordinates: Index
 ) -> Tensor:
-    r"""Return :math:`\partial h(x_j; \theta) / \partial \theta_k` for samples j and coordinates k.
-
-    h is the sum of the outputs, :math:`\sum_k o_k(x_j; \theta)`, without dropout. Gradients are
-    taken sample by sample in chunks (``torch.func``); of a chunk only the chosen coordinates,
-    positions in the flattened parameters, are kept, so the full Jacobian never exists.
-    """
+    """Return the derivatives of the sum of outputs, for samples and chosen coordinates."""
     names = [name for name, p in module.named_parameters() if p.requires_grad]
     held = {name: parameters[name].detach() for name in names}
     chunk = max(1, CHUNK_BYTES // sum(p.numel() * p.element_size() for p in held.values()))

@@ -1,9 +1,7 @@
-"""A torch module as a function of one flat vector.
+"""A torch module as a function of one flat vector, which is what algorithms know of a model.
 
-Algorithms know models as vectors of length d. :class:`FlatModel` turns a user's module and
-per-sample loss into pure functions of such a vector, refuses modules whose result depends on
-anything else (running statistics, their own random numbers), and gives dropout an address.
-Parameters with ``requires_grad=False`` are fixed: not in the vector, not sent, not differentiated.
+Modules whose result depends on anything else (running statistics, their own random numbers) are
+refused, dropout gets an address. Parameters with ``requires_grad=False`` are not in the vector.
 """
 
 from __future__ import annotations
@@ -43,33 +41,8 @@ EXAMPLES = 3
 class FlatModel:
     """A module and a per-sample loss as functions of one flat vector.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Any module without running statistics; it is copied. Its parameters with
-        ``requires_grad=False`` stay as they are.
-    loss : callable
-        Per-sample loss of (outputs, targets).
-    example, targets : Tensor
-        A few samples, used to check the module and, where targets are given, the loss.
-    classes : int, optional
-        Number of classes in the data.
-    l2 : float
-        Strength of the penalty ``l2 / 2 |x|^2``, part of every client's loss.
-    penalise : {"all", "weights"}
-        Of which parameters: all that are trained, or all but biases (intercepts).
-    dtype, device
-        Precision and place of the parameters.
-    own : OwnPart, optional
-        Parameters that are not in the vector: functions of one model then take it with a client's
-        own ones at its end.
-
-    Examples
-    --------
     >>> model = FlatModel(nn.Linear(3, 1), lambda o, t: (o[:, 0] - t) ** 2, torch.zeros(2, 3))
-    >>> model.size
-    4
-    >>> model.sample_losses(torch.zeros(4), torch.ones(2, 3), torch.tensor([1.0, 2.0]))
+    >>> model.sample_losses(torch.zeros(model.size), torch.ones(2, 3), torch.tensor([1.0, 2.0]))
     tensor([1., 4.])
     """
 
@@ -134,10 +107,7 @@ class FlatModel:
         return few.to(self.device, self.dtype if values.is_floating_point() else None)
 
     def twin(self) -> FlatModel:
-        """Return the same model for another thread: another module that holds the same numbers.
-
-        While it computes, a module carries somebody's parameters; two threads need two.
-        """
+        """Return the same model for another thread: another module that holds the same numbers."""
         held = [*self.module.parameters(), *self.module.buffers()]
         twin = copy.copy(self)
         twin.module = copy.deepcopy(self.module, {id(tensor): tensor for tensor in held})
@@ -174,11 +144,7 @@ class FlatModel:
         )
 
     def flatten_any(self, value: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
-        """Return a start as one vector: a vector, a module, or parameters by name.
-
-        A module or a state dict must have this model's names and shapes; tied weights may come
-        under any of their names, what is fixed may be left out but not be different.
-        """
+        """Return a start (vector, module, or parameters by name) as one vector."""
         if isinstance(value, nn.Module):
             value = value.state_dict()
         if isinstance(value, Mapping):
@@ -229,10 +195,7 @@ class FlatModel:
         return unflatten(x, self.all_shapes)
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the whole module's state by name: what ``load_state_dict`` takes.
-
-        Trained parameters are views of the vector; tied ones appear under each of their names.
-        """
+        """Return the module's state by name; trained parameters are views of the vector."""
         trained, fixed = self.unflatten(x), self.fixed
         names = [name for name, _ in self.module.named_parameters(remove_duplicate=False)]
         return {n: trained[self.names[n]] if n in self.names else fixed[n] for n in names} | fixed
@@ -346,21 +309,14 @@ def mark_penalised(penalise: Penalise, shapes: Mapping[str, torch.Size]) -> Tens
 
 
 def put_channels_last(images: Tensor) -> Tensor:
-    """Return the same images (batch, channels, height, width), the channels of a pixel together.
-
-    >>> put_channels_last(torch.zeros(5, 3, 8, 8)).stride()
-    (192, 1, 24, 3)
-    """
+    """Return the same images (batch, channels, height, width), the channels of a pixel together."""
     return images.to(memory_format=torch.channels_last)
 
 
 def gains_from_channels_last(
     module: nn.Module, x: Tensor, images: Tensor, outputs: Callable[[Tensor, Tensor], Tensor]
 ) -> bool:
-    """Tell whether to put channels last: single precision on a CPU, and the module takes it.
-
-    Modules that look at their images through ``view`` do not; they are tried on a few samples.
-    """
+    """Tell whether to put channels last: float32 on a CPU, and a few samples pass through."""
     real = images.dim() == 4 and images.dtype == x.dtype == torch.float32
     if not real or x.device.type != "cpu":
         return False

@@ -1,12 +1,8 @@
 """Layers that engines put in place of torch's: dropout with an address, and plain products.
 
-*Dropout*: the mask of a sample is a function of its key alone. Engines hand one key per sample to
-every call, so that clients and steps can be computed in any order with the same masks.
-
-*Plain products*, for programs that batch over clients: ``torch.func.vmap`` has no rule for the
-fused kernels behind ``nn.LSTM`` and ``nn.GRU`` (on a CPU it falls back to one client after the
-other, on a GPU it fails) and batches convolutions as grouped ones, which GPUs are slow at; under
-``torch.compile`` patches times a matrix are faster. The same from the same parameters.
+The dropout mask of a sample is a function of its key alone, so clients and steps can come in any
+order. ``torch.func.vmap`` has no rule for the fused kernels of recurrent layers, and makes grouped
+convolutions, which GPUs are slow at: plain products give the same from the same parameters.
 """
 
 from __future__ import annotations
@@ -29,18 +25,14 @@ PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class AddressedDropout(nn.Module):
-    """Dropout whose mask is a function of a key per sample, not of a global generator.
-
-    ``channels`` drops whole channels (the second dimension), as ``nn.Dropout2d`` does; ``axis`` is
-    the dimension of the samples. The buffer ``keys`` holds one key for each sample and is replaced
-    in every call.
-    """
+    """Dropout whose mask is a function of a key per sample, not of a global generator."""
 
     keys: Tensor
 
     def __init__(self, p: float, layer: int, channels: bool, axis: int = 0) -> None:
         super().__init__()
-        self.p, self.layer, self.channels, self.axis = p, layer, channels, axis
+        self.p, self.layer = p, layer
+        self.channels, self.axis = channels, axis  # drop whole channels; where samples are
         self.register_buffer("keys", torch.zeros(1, dtype=torch.int64), persistent=False)
 
     @override
@@ -60,11 +52,7 @@ class AddressedDropout(nn.Module):
 
 
 class AddressedAttention(nn.MultiheadAttention):
-    r"""Multi-head attention whose dropout has an address.
-
-    In training the weights :math:`\mathrm{softmax}(q k^\top / \sqrt{d})` of every head are dropped
-    by the key of their sample, :math:`o = W_o\, (\text{factors} \cdot \text{weights})\, v`.
-    """
+    """Multi-head attention whose weights are dropped by the key of their sample."""
 
     keys: Tensor
     rate: float
@@ -129,11 +117,7 @@ class AddressedAttention(nn.MultiheadAttention):
         return plain and self.batch_first
 
     def _attend(self, inputs: Tensor, fused: bool) -> Tensor:
-        """Return the outputs of samples (samples, length, features) that attend to themselves.
-
-        The same numbers as torch's own way, which copies queries, keys and values out of one
-        matrix and puts their gradients together again as sums of three, mostly zeros.
-        """
+        """Return what samples (samples, length, features) that attend to themselves give."""
         parts = F.linear(inputs, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
         q, k, v = (p.view(*p.shape[:2], self.num_heads, -1).transpose(1, 2) for p in parts)
         if fused:
@@ -193,10 +177,7 @@ def _second_axis(module: nn.Module) -> set[nn.Module]:
 
 
 def write_out(module: nn.Module, convolutions: bool = False) -> None:
-    """Let recurrent layers, attention, and convolutions if asked, compute by plain products.
-
-    Only layers that are exactly torch's own are changed, and only where they do nothing special.
-    """
+    """Let torch's own recurrent layers, attention, and convolutions if asked, be plain products."""
     for part in module.modules():
         plain = isinstance(part, nn.RNNBase) and (part.dropout == 0 or part.num_layers == 1)
         if type(part) is nn.LSTM and part.proj_size == 0 and plain:

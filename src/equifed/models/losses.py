@@ -99,11 +99,7 @@ def loss_by_name(name: str) -> SampleLoss:
 
 
 def resolve_loss(name: str, classes: int | None) -> str:
-    """Return the name of the loss that ``"auto"`` stands for; any other name as it is.
-
-    >>> resolve_loss("auto", classes=3), resolve_loss("auto", None), resolve_loss("hinge", 2)
-    ('cross_entropy', 'squared', 'hinge')
-    """
+    """Return the name of the loss that ``"auto"`` stands for; any other name as it is."""
     if name != "auto":
         return name
     return "cross_entropy" if classes is not None else "squared"

@@ -43,15 +43,6 @@ class OwnPart:
 
     .. math:: f_i(u, v_i) = \text{mean loss of client i's samples}
               + \frac{\text{l2}}{2} |u|^2 + \frac{\text{own\_l2}}{2} |v_i|^2
-
-    Parameters
-    ----------
-    names : tuple of str
-        Names of the own parameters.
-    steps : {"profile", "joint", "alternating"}
-        How they are found.
-    l2 : float or str
-        Strength of their penalty, own_l2; ``"3/n"`` is 3 divided by the client's samples.
     """
 
     names: tuple[str, ...]
@@ -179,11 +170,7 @@ def check_effect(
 def read_last_layer(
     module: nn.Module, names: Sequence[str], run: Callable[[nn.Module], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return what own parameters are multiplied with (m, q), and the outputs (m, k), in float64.
-
-    That is what enters the last layer and a one, or a one for its bias alone. ``run`` passes
-    samples through the module.
-    """
+    """Return what own parameters are multiplied with (m, q), and outputs (m, k), in float64."""
     place, layer = _find_last_layer(module, names)
     seen: list[Tensor] = []
     hook = layer.register_forward_hook(lambda _, given, __: seen.append(given[0].detach()))
@@ -244,10 +231,7 @@ def fit_new_client(
     module: nn.Module, names: Sequence[str], run: Callable[[nn.Module], Tensor], targets: Tensor,
     loss: FittedLoss | None, l2: float,
 ) -> nn.Module:  # fmt: skip
-    """Return the module with the best own parameters for a client's samples, as training has them.
-
-    ``run`` passes the samples through a module; the penalty draws own parameters to zero.
-    """
+    """Return the module with the best own parameters for a client's samples."""
     found = copy.deepcopy(module)
     design, _ = read_last_layer(found, names, run)
     known = check_fit(loss, l2)

@@ -187,10 +187,7 @@ class SampleWeighted:
 
 @dataclass(frozen=True)
 class StopAtDecrement:
-    """Stop Newton's method when the step that is left is as short as wanted, or none can be taken.
-
-    The step is measured by the Hessian, relative to the root of the objective.
-    """
+    """Stop when Newton's step, relative to the root of the objective, is short, or none is left."""
 
     tol: float
     proof: ClassVar[bool] = False

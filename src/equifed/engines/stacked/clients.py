@@ -1,12 +1,8 @@
-"""Many clients at once in one process.
+"""Many clients at once in one process; results equal the loop engine's to rounding.
 
-The data set stays flat and ragged: one tensor of samples plus offsets. Clients are taken in chunks;
-within a chunk their models are the rows of one matrix and one batched program moves all of them.
-Results equal the loop engine's to rounding.
-
-Memory is bounded by one argument. When the vectors of all clients fit into it, they are kept as a
-matrix; otherwise a handle keeps only how to make them again, and makes them chunk by chunk while it
-adds them up. Randomness has an address, so making them again gives the same vectors.
+Samples stay flat and ragged. Clients are taken in chunks: their models are the rows of one matrix,
+moved by one batched program. Vectors of all clients are kept if they fit into ``memory``; else a
+handle makes them again, the same ones, chunk by chunk, while it adds them up.
 """
 
 from __future__ import annotations
@@ -240,10 +236,7 @@ class StackedClients(InProcessClients):
         self._all_sizes = sizes  # batches are padded for all of them
 
     def _widths(self, batch_size: int | None) -> tuple[Index, bool]:
-        """Return the columns of every client's batches, and whether different ones may be mixed.
-
-        Where bits are to be the same for any chunks, they depend on the federation alone.
-        """
+        """Return the columns of every client's batches, and whether chunks may mix them."""
         used = self._all_sizes if batch_size is None else np.minimum(self._all_sizes, batch_size)
         if has_one_order(self.model.dtype, self.model.device):
             # What every layer makes of a client's batch then begins at a whole block of memory.
@@ -255,10 +248,7 @@ class StackedClients(InProcessClients):
         return round_up(used, PADDED if padded else 1), True
 
     def _length_for(self, batch_size: int | None) -> Callable[[int], int]:
-        """Return how many clients share a chunk, as a function of the samples of its largest.
-
-        Where every thread takes chunks, each gets as many, of the same size.
-        """
+        """Return how many clients share a chunk, as a function of its largest one's samples."""
         model = (self.model.size + self.model.own_size) * self.model.dtype.itemsize
         budget = CPU_CHUNK if self.offsets is None else PROFILE_CHUNK
         budget = CUDA_CHUNK if self.model.device.type == "cuda" else budget

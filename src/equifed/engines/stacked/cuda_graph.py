@@ -1,11 +1,8 @@
 """Local steps on a GPU as CUDA graphs: recorded once, replayed without Python in between.
 
-A round of local steps is thousands of small kernels; starting them one by one takes longer than
-running them. A graph starts all of them at once. What changes from round to round (the model, the
-clients, their minibatches, the corrections) is copied into the places that the graphs read.
-
-A walk is recorded in pieces of a few steps. The one in which DRFA's snapshot falls, another one in
-every round, is carried out step by step.
+What changes from round to round (model, clients, batches, corrections) is copied into the places
+that the graphs read. A walk is recorded in pieces of a few steps; the one in which DRFA's snapshot
+falls, another one in every round, is carried out step by step.
 """
 
 from __future__ import annotations
@@ -143,15 +140,7 @@ class CapturedWalk:
 
 
 class Graphs:
-    """Captured walks by the shape of their work; the second call of a shape captures it.
-
-    Parameters
-    ----------
-    rule : PenalisedRule
-        How gradients are computed.
-    drops : bool
-        Whether the model has dropout.
-    """
+    """Captured walks by the shape of their work; the second call of a shape captures it."""
 
     def __init__(self, rule: PenalisedRule, drops: bool) -> None:
         self._rule, self._drops = rule, drops
@@ -160,10 +149,7 @@ class Graphs:
     def walk(
         self, given: ChunkWork, supply: Supplier, room: Tensor | None = None
     ) -> ChunkWalk | None:
-        """Return the walk of a chunk, or None if it is to be carried out step by step.
-
-        Displacements may be made in the ``room``.
-        """
+        """Return the walk of a chunk, or None if it is to be carried out step by step."""
         work, chunk = given.work, given.chunk
         if not can_be_recorded(work, chunk):
             return None

@@ -290,11 +290,7 @@ def slope_of(loss: SampleLoss) -> Slope:
 def choose_rule(
     model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
 ) -> GradientRule:
-    """Return the fastest rule for a model whose samples have that many dimensions.
-
-    ``fast=False`` asks for ``torch.func`` in any case, ``compiled`` to compile what it makes;
-    hand-written gradients gain nothing by that.
-    """
+    """Return the fastest rule for a model, or ``torch.func`` if not ``fast``."""
     layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
     if layers is not None:
         return DenseLayersRule(model, layers)

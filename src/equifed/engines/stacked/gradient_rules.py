@@ -1,9 +1,4 @@
-"""How the gradients of many clients, each at its own model, are computed.
-
-One interface, several rules: :class:`FunctionRule` takes any module through ``torch.func``;
-:class:`equifed.engines.stacked.dense_layers.DenseLayersRule` writes the products of fully
-connected layers out by hand.
-"""
+"""Rules by which the gradients of many clients, each at its own model, are computed."""
 
 from __future__ import annotations
 
@@ -25,20 +20,14 @@ from equifed.models.layers import write_out
 
 @dataclass(frozen=True)
 class StepSamples:
-    """The samples that c clients use in one step, side by side.
+    """The samples that c clients use in one step, side by side."""
 
-    ``inputs`` (c, b, ...), ``targets`` (c, b, ...), ``weights`` (c, b) with which each sample's
-    loss counts, ``keys`` (c, b) for dropout where the model drops anything, and ``own_l2`` (c, 1),
-    the penalties of own parameters where they are not the same for all clients. ``masks`` are what
-    :meth:`GradientRule.masks` makes of the keys, where that was done ahead.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor
-    keys: Tensor | None = None
-    own_l2: Tensor | None = None
-    masks: tuple[Tensor, ...] = ()
+    inputs: Tensor  # (c, b, ...)
+    targets: Tensor  # (c, b, ...)
+    weights: Tensor  # (c, b): with which each sample's loss counts
+    keys: Tensor | None = None  # (c, b): for dropout where the model drops anything
+    own_l2: Tensor | None = None  # (c, 1): penalties of own parameters, where they vary
+    masks: tuple[Tensor, ...] = ()  # what GradientRule.masks makes of the keys, if made ahead
 
     def first(self, clients: int) -> StepSamples:
         """Return the part of the first few clients."""
@@ -111,10 +100,7 @@ class FunctionRule(GradientRule):
 
 
 class PenalisedRule:
-    """A rule for the clients' whole losses: several blocks of samples, and the L2 penalty.
-
-    Columns of u from ``size`` on are own parameters, with a penalty ``own_l2`` of their own.
-    """
+    """A rule for whole losses: blocks of samples, and penalties."""
 
     def __init__(
         self,
@@ -176,10 +162,7 @@ class PenalisedRule:
 
 
 class CompiledRule(GradientRule):
-    """Another rule, compiled by ``torch.compile``: a minute at the start, then faster steps.
-
-    What the compiler cannot take is computed without it, and said once.
-    """
+    """Another rule, compiled by ``torch.compile`` if that can take it: slow at the start."""
 
     def __init__(self, rule: GradientRule) -> None:
         self._plain = rule

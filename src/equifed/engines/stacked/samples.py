@@ -112,11 +112,7 @@ def round_up(values: Any, multiple: int) -> Any:
 
 
 def as_slice(places: Index) -> slice | Index:
-    """Return consecutive places as a slice, others as they are.
-
-    >>> as_slice(np.array([3, 4, 5]))
-    slice(3, 6, None)
-    """
+    """Return places as a slice if they are consecutive: slices make views and plain copies."""
     first = int(places[0])
     if np.array_equal(places, np.arange(first, first + len(places))):
         return slice(first, first + len(places))
@@ -156,11 +152,7 @@ class SampleStore:
 
 
 class Supply:
-    """The samples of a chunk's clients, step by step; full batches are fetched once.
-
-    Minibatches take the place of those of the step before: new memory for each would have to be
-    made ready by the system again and again.
-    """
+    """The samples of a chunk, step by step; minibatches take the place of those before."""
 
     def __init__(
         self,
@@ -205,13 +197,7 @@ ENTRIES = 1 << 24
 
 
 class PlannedBatches:
-    """All minibatches of a walk drawn at once, in tensors that stay in place, for CUDA graphs.
-
-    Step by step, clients of unequal sizes begin their passes at different times, which the host has
-    to follow; and a batch takes a dozen small kernels. Which place of which pass a step reads
-    depends on the clients' sizes alone, though, so it is worked out once. A round then draws the
-    shuffles of all passes together, sorts them, and reads them off.
-    """
+    """All minibatches of a walk drawn at once, in tensors that stay in place, for CUDA graphs."""
 
     def __init__(
         self, chunk: Chunk, steps: Index, batch_size: int | None, dtype: torch.dtype, dropout: bool

@@ -38,20 +38,15 @@ Maker: TypeAlias = Any
 
 @dataclass(frozen=True, eq=False)
 class ChunkWork:
-    """What the clients of a chunk are to do: ``work`` from x.
-
-    ``correction`` (c, d) is target - control, ``slope`` (c,) the factor of the hinge. Clients with
-    own parameters have each a model of their own: x is (c, d), its columns from ``size`` on are
-    own, and outside the ball.
-    """
+    """What the clients of a chunk are to do: ``work`` from x."""
 
     x: Tensor
     work: LocalWork
     stream: Stream
     chunk: Chunk
-    correction: Tensor | None
-    slope: Tensor | None
-    size: int | None = None
+    correction: Tensor | None  # (c, d): target - control
+    slope: Tensor | None  # (c,): the factor of the hinge
+    size: int | None = None  # of what is shared: the columns behind it are own, outside the ball
 
     @property
     def steps(self) -> Index:
@@ -60,20 +55,11 @@ class ChunkWork:
 
 
 class ChunkWalk:
-    r"""The iterates of c clients, row by row.
+    r"""The iterates of c clients, row by row; those who still walk are always the first rows.
 
     .. math::
        u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) +
                              \text{correction}_i)\bigr)
-
-    Parameters
-    ----------
-    given : ChunkWork
-        What to do; steps do not increase, so those who still walk are always the first rows.
-    room : Tensor (c, d), optional
-        Where the iterates and, at the end, the displacements are to be.
-    held : slice, optional
-        Columns that do not move.
     """
 
     def __init__(
@@ -329,10 +315,7 @@ class LocalRun:
     def _carry_out(
         self, use: Callable[[Chunk, ChunkWalk], None], room: Tensor | None = None
     ) -> None:
-        """Carry out the local steps and use every chunk's; raise at the end for diverged ones.
-
-        If there is ``room`` for all clients, their displacements may be made right there.
-        """
+        """Carry out the steps, in the ``room`` if any; raise at the end for diverged ones."""
         lengths = self._x.new_zeros(len(self._clients.index))
 
         def one(chunk: Chunk) -> None:
