@@ -120,9 +120,9 @@ class Predictor:
         if self.classes is None:
             values = self._outputs(rows, client)
             return values.reshape(len(values), *self.outputs_shape)
-        scores = self.decision_function(rows, client)
-        chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(np.asarray(self.classes)[chosen])
+        return np.asarray(
+            np.asarray(self.classes)[most_likely(self.decision_function(rows, client))]
+        )
 
     def predict_proba(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the probability of every class, shape (rows, classes)."""
@@ -140,10 +140,7 @@ class Predictor:
         """Return scores: of the second of two classes (rows,), else of every class."""
         if self.classes is None:
             raise ValueError("A regression has no classes to score; use predict.")
-        scores = self._outputs(rows, client)
-        if len(self.classes) > 2:
-            return scores
-        return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1] - scores[:, 0]
+        return class_scores(self._outputs(rows, client))
 
     def features(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the rows as the module sees them, or say what is wrong with them."""
@@ -262,15 +259,16 @@ class Predictor:
         rows = _read(rows)
         features = self.features(rows, client)
         owners = self._find_owners(rows, client, len(features)) if self.own or self.only else None
-        if not self.own:
+        return self.answer_owners(features, owners)
+
+    def answer_owners(self, features: Array, owners: Sequence[str] | None) -> Array:
+        """Return the outputs for prepared samples, each by its owner's module."""
+        if not self.own or owners == []:
             return self.answer(features)
-        out = np.empty((0, 1))
         groups = group_by_module(self.module, self.own, self.clients, owners, len(features))
-        for module, mine in groups:
-            found = self.run_module(module, features[mine])
-            out = np.empty((len(features), found.shape[1])) if not len(out) else out
-            out[mine] = found
-        return out
+        parts = [(mine, self.run_module(module, features[mine])) for module, mine in groups]
+        order = np.argsort(np.concatenate([mine for mine, _ in parts]))
+        return np.concatenate([found for _, found in parts])[order]
 
     def run_module(self, module: nn.Module, features: Array) -> Array:
         """Return the outputs of a module for prepared rows in float64, shape (rows, outputs)."""
@@ -305,6 +303,18 @@ class Predictor:
                 "take that client's model, or the predictor of the run."
             )
         return owners
+
+
+def class_scores(outputs: Array) -> Array:
+    """Return scores: of the second of two classes (rows,), else of every class."""
+    if outputs.shape[1] > 2:
+        return outputs
+    return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
+
+
+def most_likely(scores: Array) -> Array:
+    """Return the number of the class with the highest score."""
+    return (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
 
 
 def _read(rows: Any) -> Columns | Array:

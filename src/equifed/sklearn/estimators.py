@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,14 +20,15 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.columns import name_key, name_values
 from equifed.data.federation import Federation
 from equifed.data.split import Split
-from equifed.engines.simulate import Simulated, simulate
+from equifed.engines.simulate import simulate
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import squared
 from equifed.models.newton import fitted_loss
-from equifed.models.predictor import Predictor, group_by_module, link_of
+from equifed.models.predictor import Predictor, class_scores, link_of, most_likely
 from equifed.objectives.base import SaddleObjective
 from equifed.sklearn.solving import (
     Array,
+    Loss,
     Newton,
     SampleWeighted,
     StopAtDecrement,
@@ -43,28 +44,14 @@ from equifed.training.loop import train
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Samples sorted by client.
+    """Samples sorted by client."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        The clients' names, in order of appearance.
-    clients : array
-        The clients as they were given.
-    inputs, targets : array
-        The rows, one client's after the other's.
-    counts : array of int
-        Rows of each client.
-    weights : array, optional
-        What each row counts, all above zero; None: one.
-    """
-
-    names: tuple[str, ...]
-    clients: Array
+    names: tuple[str, ...]  # of the clients, in order of appearance
+    clients: Array  # as they were given
     inputs: Array
     targets: Array
-    counts: Array
-    weights: Array | None
+    counts: Array  # rows of each client
+    weights: Array | None  # what each row counts, all above zero; None: one
 
     @classmethod
     def sort(cls, X: Array, y: Array, clients: ArrayLike | None, weights: Array | None) -> Rows:
@@ -95,13 +82,11 @@ class Rows:
         return np.add.reduceat(self.weights, np.cumsum(self.counts) - self.counts)
 
     def split(self) -> Split:
-        """Return the rows as a federation has them; weights are a last column of the targets.
-
-        They are scaled so that a client's plain mean of weighted losses is its weighted mean.
-        """
+        """Return the rows as a federation has them; weights are a last column of the targets."""
         offsets = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
         if self.weights is None:
             return Split(self.inputs, self.targets, offsets)
+        # So that a client's plain mean of weighted losses is its weighted mean.
         share = self.weights * np.repeat(self.counts / self.sizes, self.counts)
         values = self.targets.reshape(len(self.targets), -1).astype(np.float64)
         return Split(self.inputs, np.concatenate([values, share[:, None]], axis=1), offsets)
@@ -109,12 +94,14 @@ class Rows:
 
 def check_own(own: Any, clients: ArrayLike | None, weights: Array | None) -> None:
     """Refuse own parts of nobody, and of rows that count differently."""
-    if own is not None and clients is None:
+    if own is None:
+        return
+    if clients is None:
         raise ValueError(
             f"own={own!r} is about parameters that every client keeps: say whose rows they are, "
             "fit(X, y, clients=...), or leave own out."
         )
-    if own is not None and weights is not None:
+    if weights is not None:
         raise ValueError(
             f"own={own!r} and sample_weight do not go together; leave one of them out."
         )
@@ -152,6 +139,8 @@ def _check_clients(clients: ArrayLike | None, X: Array) -> Array:
 class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What both estimators share; see :class:`FairClassifier` for the parameters."""
 
+    _checks: ClassVar[dict[str, bool]] = {}  # of y
+
     def __init__(
         self,
         *,
@@ -177,19 +166,35 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.tol = tol
         self.random_state = random_state
 
-    def _train(self, rows: Rows, loss: Any, outputs: int, classes: int | None) -> None:
-        """Train on checked rows and set the fitted attributes."""
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        clients: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Fit to rows X and y; ``clients`` says whose row it is, None: all of one."""
+        inputs, given = validate_data(self, X, y, dtype=np.float64, **self._checks)
+        weights = check_weights(sample_weight, inputs)
+        targets = self._read_targets(given, weights)
+        check_own(self.own, clients, weights)
         check_parameters(self.l2, self.rounds, self.tol)
+        self._train(Rows.sort(inputs, targets, clients, weights))
+        return self
+
+    def _train(self, rows: Rows) -> None:
+        """Train on checked rows and set the fitted attributes."""
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
-        weighted = rows.weights is not None
-        data = Federation("fit", rows.names, rows.split(), classes=None if weighted else classes)
+        loss, outputs, about = self._choose_loss(rows.inputs)
+        labels, weighted = "classes" in about, rows.weights is not None
+        classes = len(about["classes"]) if labels and not weighted else None
         module = build_module(self.model, rows.inputs.shape[1], outputs, self.fit_intercept)
         engine = simulate(
-            data,
+            Federation("fit", rows.names, rows.split(), classes=classes),
             module,
-            SampleWeighted(loss, classes is not None) if weighted else loss,
+            SampleWeighted(loss, labels) if weighted else loss,
             l2=self.l2,
             penalise="weights",
             dtype=torch.float64,
@@ -197,7 +202,6 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             own=self.own,
             own_l2=self.own_l2,
         )
-        self._own_l2 = 0.0 if engine.own is None else engine.own.l2
         algorithm = build_algorithm(self.algorithm, self.objective, engine, rows.sizes, int(seed))
         exact = isinstance(algorithm, Newton)
         self.history_ = train(
@@ -215,34 +219,29 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.clients_ = rows.clients
         self._names = {name_key(c): n for c, n in zip(rows.clients, rows.names, strict=True)}
         self.client_weights_ = self.history_.weights[self.history_.rounds[-1].round]
-        self._set_model(engine, module, classes)
+        self._set_model(module, labels)
+        # The history predicts what the estimator predicts, by name and without weights.
+        about |= {"clients": rows.names, "own": self.history_.own or {}, "loss": fitted_loss(loss)}
+        about |= {} if engine.own is None else {"own_l2": engine.own.l2}
+        self.history_.trained = Predictor(self.model_, rows.inputs.shape[1:], **about)
+        if about["own"]:
+            self.own_ = {name: part.numpy().copy() for name, part in about["own"].items()}
 
-    def _set_model(self, engine: Simulated, module: nn.Module, classes: int | None) -> None:
+    def _set_model(self, module: nn.Module, labels: bool) -> None:
         """Set ``model_`` and, of a linear model, ``coef_`` and ``intercept_``."""
         assert self.history_.parameters is not None
         self.model_ = copy.deepcopy(module).double().eval().requires_grad_(False)
         self.model_.load_state_dict(self.history_.parameters)
-        for name in ("coef_", "intercept_"):
+        for name in ("coef_", "intercept_", "own_"):
             self.__dict__.pop(name, None)  # of an earlier fit
-        layer = linear_layer(self.model_, engine.model.input_dimensions)
+        layer = linear_layer(self.model_, 1)
         if layer is None:
             return
         bias: Tensor | None = layer.bias  # None without an intercept
-        if bias is not None and layer.out_features > 1 and classes is not None:
+        if bias is not None and layer.out_features > 1 and labels:
             bias.sub_(bias.mean())  # scores of classes may be shifted: it changes nothing
         self.coef_ = layer.weight.numpy().copy()
         self.intercept_: Any = np.zeros(len(self.coef_)) if bias is None else bias.numpy().copy()
-
-    def _describe(self, rows: Rows, **more: Any) -> None:
-        """Let the history predict what the estimator predicts, by name and without weights."""
-        shape = rows.inputs.shape[1:]
-        kept = self.history_.own or {}
-        more |= {"own": kept, "loss": fitted_loss(more.pop("trained_by"))}
-        more |= {"own_l2": self._own_l2} if kept else {}
-        self.history_.trained = Predictor(self.model_, shape, clients=rows.names, **more)
-        self.__dict__.pop("own_", None)  # of an earlier fit
-        if kept:
-            self.own_ = {name: part.numpy().copy() for name, part in kept.items()}
 
     def _outputs(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the module's outputs, shape (rows, outputs)."""
@@ -253,16 +252,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             given = _check_clients(clients, inputs)
             owners = [self._names.get(name_key(o), f"{o!r}, a stranger") for o in given]
         trained: Predictor = self.history_.trained
-        if not trained.own:
-            with torch.no_grad():
-                whole: Tensor = self.model_(torch.tensor(inputs))
-            return whole.reshape(len(inputs), -1).numpy()
-        groups = group_by_module(self.model_, trained.own, trained.clients, owners, len(inputs))
-        parts = [(mine, trained.run_module(module, inputs[mine])) for module, mine in groups]
-        out = np.empty((len(inputs), parts[0][1].shape[1]))
-        for mine, found in parts:
-            out[mine] = found
-        return out
+        return trained.answer_owners(inputs, owners)
 
 
 class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
@@ -324,38 +314,24 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
     array(['no', 'yes'], dtype='<U3')
     """
 
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        clients: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> Self:
-        """Fit to rows X with classes y; ``clients`` says whose row it is, None: all of one."""
-        inputs, labels = validate_data(self, X, y, dtype=np.float64)
+    def _read_targets(self, labels: Array, weights: Array | None) -> Array:
+        """Return the numbers of classes."""
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
-        weights = check_weights(sample_weight, inputs)
         present = np.unique(labels if weights is None else labels[weights > 0])
         if len(present) < 2:
             raise ValueError(
                 f"FairClassifier needs rows of at least 2 classes, got one class: {present[0]!r}."
             )
-        check_own(self.own, clients, weights)
-        rows = Rows.sort(inputs, codes.astype(np.int64), clients, weights)
-        count = len(self.classes_)
-        loss, outputs = choose_scores(self.model, inputs, count)
-        self._train(rows, loss, outputs, count)
-        names = tuple(map(str, self.classes_))
-        self._describe(rows, classes=names, link=link_of(loss), trained_by=loss)
-        return self
+        return codes.astype(np.int64)
+
+    def _choose_loss(self, inputs: Array) -> tuple[Loss, int, dict[str, Any]]:
+        loss, outputs = choose_scores(self.model, inputs, len(self.classes_))
+        return loss, outputs, {"classes": tuple(map(str, self.classes_)), "link": link_of(loss)}
 
     def decision_function(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return scores: of the second of two classes (rows,), else of every class."""
-        scores = self._outputs(X, clients)
-        if len(self.classes_) > 2:
-            return scores
-        return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1] - scores[:, 0]
+        return class_scores(self._outputs(X, clients))
 
     def predict_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the probability of every class, shape (rows, classes)."""
@@ -370,9 +346,7 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the most probable class of every row."""
-        scores = self.decision_function(X, clients)
-        chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes_[chosen])
+        return np.asarray(self.classes_[most_likely(self.decision_function(X, clients))])
 
 
 class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]
@@ -388,26 +362,20 @@ class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]
     array([2.])
     """
 
-    def fit(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        clients: ArrayLike | None = None,
-        sample_weight: ArrayLike | None = None,
-    ) -> Self:
-        """Fit to rows X with values y; ``clients`` says whose row it is, None: all of one."""
-        many = {"multi_output": True, "y_numeric": True}
-        inputs, values = validate_data(self, X, y, dtype=np.float64, **many)
-        values = np.asarray(values, dtype=np.float64)
-        weights = check_weights(sample_weight, inputs)
-        check_own(self.own, clients, weights)
-        rows = Rows.sort(inputs, values, clients, weights)
+    _checks: ClassVar[dict[str, bool]] = {"multi_output": True, "y_numeric": True}
+
+    def _read_targets(self, values: Array, weights: Array | None) -> Array:
         self.target_shape_ = values.shape[1:]
-        self._train(rows, squared, int(np.prod(self.target_shape_)), None)
-        self._describe(rows, outputs_shape=self.target_shape_, trained_by=squared)
-        if values.ndim == 1 and hasattr(self, "coef_"):
+        return np.asarray(values, dtype=np.float64)
+
+    def _choose_loss(self, inputs: Array) -> tuple[Loss, int, dict[str, Any]]:
+        shape = self.target_shape_
+        return squared, int(np.prod(shape)), {"outputs_shape": shape}
+
+    def _set_model(self, module: nn.Module, labels: bool) -> None:
+        super()._set_model(module, labels)
+        if not self.target_shape_ and hasattr(self, "coef_"):
             self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
-        return self
 
     def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the values, shape (rows,) or (rows, columns of y)."""

@@ -168,12 +168,7 @@ class Newton:
 
 @dataclass(frozen=True)
 class SampleWeighted:
-    """A loss whose targets have a last column: what the sample counts.
-
-    >>> from equifed.models.losses import squared
-    >>> SampleWeighted(squared, False)(torch.zeros(1, 1), torch.tensor([[3.0, 2.0]]))
-    tensor([18.])
-    """
+    """A loss whose targets have a last column: what the sample counts."""
 
     loss: Loss
     labels: bool  # the other column is a class
@@ -218,17 +213,18 @@ def warn_if_unfinished(
     history: History, algorithm: AnyAlgorithm, engine: Simulated, tol: float
 ) -> None:
     """Warn where training ended before it had reached its tolerance."""
-    left, last = relative_decrement(history), history.rounds[-1]
+    left = relative_decrement(history)
     if left is None:
-        missing = _estimate_gap(history, algorithm, engine, tol)
-        if missing is not None and missing > tol:
-            _warn(len(history.rounds), f"the objective can still fall by about {missing:.2g}")
-        return
-    stuck = last.numbers["step"] == 0
-    if left > (1e5 * tol if stuck else tol):
-        _warn(
-            len(history.rounds), f"the step that is left is {left:.2g} of the root of the objective"
-        )
+        left = _estimate_gap(history, algorithm, engine, tol) or 0.0
+        reason = f"the objective can still fall by about {left:.2g}"
+    else:
+        tol = 1e5 * tol if history.rounds[-1].numbers["step"] == 0 else tol  # of one that is stuck
+        reason = f"the step that is left is {left:.2g} of the root of the objective"
+    if left > tol:
+        cure = "give more rounds, a larger tol, or features of similar scales (StandardScaler)"
+        rounds = f"Training ended after {len(history.rounds)} rounds"
+        message = f"{rounds} before it converged: {reason}; {cure}."
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
 
 def _estimate_gap(
@@ -236,10 +232,10 @@ def _estimate_gap(
 ) -> float | None:
     """Return a certificate that is good enough, else what a step of Newton's method gains."""
     proof, objective = history.certificate(), getattr(unwrap(algorithm), "objective", None)
-    if isinstance(proof, dict) and proof["gap"] <= tol:
-        return proof["gap"]
-    if history.parameters is None or not _solves(engine, objective):
-        return proof["gap"] if isinstance(proof, dict) else None
+    gap = proof["gap"] if isinstance(proof, dict) else None
+    solves = history.parameters is not None and _solves(engine, objective)
+    if (gap is not None and gap <= tol) or not solves or history.parameters is None:
+        return gap
     weights = history.weights[history.rounds[-1].round]
     state = State(engine.flatten(history.parameters), weights)
     _, info = Newton(objective).round(state, engine, Stream(0))  # type: ignore[arg-type]
@@ -253,12 +249,6 @@ def _solves(engine: Simulated, objective: object) -> bool:
     positive = isinstance(objective, SaddleObjective) and objective.l1_norm(n) <= 1 + 1e-9
     small = model.size <= MOST_PARAMETERS and not engine.remembers_own()
     return linear and positive and small
-
-
-def _warn(rounds: int, reason: str) -> None:
-    cure = "give more rounds, a larger tol, or features of similar scales (StandardScaler)"
-    message = f"Training ended after {rounds} rounds before it converged: {reason}; {cure}."
-    warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
 
 def check_parameters(l2: Any, rounds: Any, tol: Any) -> None:
@@ -298,16 +288,14 @@ def choose_scores(model: str | nn.Module, X: Array, classes: int) -> tuple[Loss,
 
 
 def build_algorithm(
-    algorithm: str | Mapping[str, Any] | AnyAlgorithm,
-    objective: str | Mapping[str, Any] | SaddleObjective,
-    engine: Simulated,
-    sizes: Array,
-    seed: int,
-) -> AnyAlgorithm:
+    algorithm: str | Mapping[str, Any] | AnyAlgorithm, objective: Any, engine: Simulated,
+    sizes: Array, seed: int,
+) -> AnyAlgorithm:  # fmt: skip
     """Return the algorithm with its objective, for these clients."""
     counts: list[Any] = np.asarray(sizes).tolist()
+    plain = isinstance(objective, str) and objective == "average"
     if not isinstance(algorithm, str | Mapping):
-        if not isinstance(objective, str) or objective != "average":
+        if not plain:
             raise ValueError(
                 "An algorithm that is an object has an objective of its own: leave out "
                 f"objective={objective!r:.60}, or give the algorithm by name."
@@ -319,20 +307,8 @@ def build_algorithm(
             return Newton(made)
         linear = not isinstance(engine.curvature(), str)
         algorithm = "fair-newton" if linear and made.l1_norm(2) <= 1 + 1e-9 else "scaff-pd"
-    return _build_named(algorithm, objective, engine, counts, seed)
-
-
-def _build_named(
-    algorithm: str | Mapping[str, Any],
-    objective: Any,
-    engine: Simulated,
-    counts: list[int],
-    seed: int,
-) -> AnyAlgorithm:
-    """Return an algorithm of the catalogue, with a measured local step where it has one."""
     table = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
     takes = "objective" in settings(SECTIONS["algorithms"][table.get("name", "")].load())
-    plain = isinstance(objective, str) and objective == "average"
     if not takes and not plain:
         raise ValueError(
             f"The algorithm {table['name']} has no objective to choose; leave out "
@@ -346,16 +322,14 @@ def _build_named(
 
 
 def _build_objective(objective: Any, counts: list[int]) -> SaddleObjective:
-    if not isinstance(objective, str | Mapping):
-        made = objective
-    else:
+    if isinstance(objective, str | Mapping):
         checker = Checker()
         resolved = checker.choice("objectives", objective, "objective")
         checker.raise_problems()
-        made = choose("objectives", resolved, "objective", counts)
-    if not isinstance(made, SaddleObjective):
+        objective = choose("objectives", resolved, "objective", counts)
+    if not isinstance(objective, SaddleObjective):
         raise ValueError(
             f"objective must be one whose weights are a maximum, as average, cvar or chi-square, "
-            f"got {made!r:.80}; for others give an algorithm by name."
+            f"got {objective!r:.80}; for others give an algorithm by name."
         )
-    return made
+    return objective
