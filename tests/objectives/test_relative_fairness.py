@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.oracles import max_over_side, solve, solver_parts, violation
+from tests.oracles import max_over_side, solve, solver_parts, solver_prox, violation
 
 from equifed.objectives import (
     KL,
     Average,
     ChiSquare,
     CVaR,
+    HeterogeneousCVaR,
     RelativeFairness,
+    SaddleObjective,
     WorstCase,
 )
+from equifed.objectives.relative_fairness import TOLERANCE
 
 SIDES = [
     Average(),
@@ -88,6 +92,73 @@ def test_the_l1_norm_is_attained_by_a_vertex():
         seen = max(np.abs(objective.weights(rng.normal(size=5))).sum() for _ in range(500))
         assert seen == pytest.approx(objective.l1_norm(5), abs=1e-12)
     assert RelativeFairness(0.4).l1_norm(5) == pytest.approx(1.4 / 0.6)
+
+
+@dataclass(frozen=True)
+class Ball(SaddleObjective):
+    """A set as a user may write one: weights of sum one within a distance from equal ones."""
+
+    radius: float
+
+    def weights(self, losses):
+        away = losses - losses.mean()
+        return 1 / losses.size + self.radius * away / max(np.linalg.norm(away), 1e-300)
+
+    def prox(self, point, step):
+        away = point - point.mean()
+        return 1 / point.size + away * min(1, self.radius / max(np.linalg.norm(away), 1e-300))
+
+
+@some
+@given(losses=numbers, point=numbers, phi=st.sampled_from([0.0, 0.01, 0.3, 0.9]))
+def test_the_difference_of_two_balls_is_a_ball(losses, point, phi):
+    objective, whole = (
+        RelativeFairness(phi, Ball(0.3), Ball(0.5)),
+        Ball((0.3 + phi * 0.5) / (1 - phi)),
+    )
+    for z in (point, 100 * point):
+        bound = TOLERANCE * max(1.0, np.linalg.norm(z - whole.prox(z, 1.0))) ** 0.5
+        assert np.linalg.norm(objective.prox(z, 1.0) - whole.prox(z, 1.0)) <= bound
+    assert objective.value(losses) == pytest.approx(whole.value(losses), abs=1e-12)
+    a, b = objective.split(whole.weights(losses))
+    assert np.linalg.norm((a - phi * b) / (1 - phi) - whole.weights(losses)) <= 2 * TOLERANCE
+    assert np.linalg.norm(a - 0.2) <= 0.3 + 1e-12 and np.linalg.norm(b - 0.2) <= 0.5 + 1e-12
+
+
+@some
+@given(point=numbers, phi=st.sampled_from([0.0, 0.01, 0.3, 0.9]), level=st.floats(0.2, 1.0))
+def test_unequal_caps_that_are_equal_give_the_symmetric_set(point, phi, level):
+    """Two methods that share nothing: isotonic regression, and projections in turn."""
+    equal = RelativeFairness(phi, CVaR(level), WorstCase())
+    same = RelativeFairness(phi, HeterogeneousCVaR(level), WorstCase())
+    for scale in (1e-3, 1.0, 1e3):
+        error = np.abs(same.prox(scale * point, 1.0) - equal.prox(scale * point, 1.0)).max()
+        assert error <= TOLERANCE * max(1.0, scale) ** 0.5
+    assert same.value(point) == pytest.approx(equal.value(point), abs=1e-11)
+    assert same.l1_norm(5) >= equal.l1_norm(5) - 1e-12
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n", [1, 2, 7, 40])
+def test_a_quadratic_programme_agrees_on_unequal_caps(n):
+    rng = np.random.default_rng(n)
+    for _ in range(5):
+        sides = [
+            HeterogeneousCVaR(tuple(1 / n + (1 - 1 / n) * rng.uniform(0, 1, n))) for _ in range(2)
+        ]
+        objective = RelativeFairness(rng.uniform(0, 0.9), *sides, rho=rng.choice([0.0, 0.3]))
+        point = rng.normal(1 / n, 1.0, n)
+        wanted = solver_prox(objective, point, 1.0)
+        assert np.allclose(objective.prox(point, 1.0), wanted, rtol=0, atol=1e-5)
+
+
+def test_a_projection_that_is_none_is_refused():
+    class Wrong(Ball):
+        def prox(self, point, step):
+            return super().prox(point / 2, step)
+
+    with pytest.raises(ValueError, match="that prox is the projection"):
+        RelativeFairness(0.3, Wrong(0.3), Ball(0.5)).prox(np.array([0.3, 0.9, -0.2]), 1.0)
 
 
 @given(losses=numbers, phis=st.tuples(st.floats(0, 0.9), st.floats(0, 0.9)))
@@ -169,7 +240,7 @@ def test_theorem_1_unfairness_does_not_increase_with_phi(seed, upper, lower, dro
     [
         (lambda: RelativeFairness(1.0), r"\[0, 1\)"),
         (lambda: RelativeFairness(-0.1), r"\[0, 1\)"),
-        (lambda: RelativeFairness(0.1, KL(1.0)), "upper must be Average, CVaR or WorstCase"),
+        (lambda: RelativeFairness(0.1, KL(1.0)), "upper must be a set of weights"),
         (lambda: RelativeFairness(0.1, lower=ChiSquare(1.0)), "lower must be"),
         (lambda: RelativeFairness(0.1, rho=-1.0), "rho"),
     ],

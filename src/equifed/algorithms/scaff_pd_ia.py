@@ -10,8 +10,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Proof, Stream, Vector
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.objectives import RelativeFairness, WorstCase
-from equifed.objectives.relative_fairness import Side
+from equifed.objectives import RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.phi import beyond_theory, choose_phi
 from equifed.steps.schedules import Schedule
@@ -64,8 +63,8 @@ class ScaffPDIA(Federated):
     """
 
     phi: float | Literal["auto"] = "auto"
-    upper: Side = WorstCase()  # noqa: RUF009 - a frozen value
-    lower: Side = WorstCase()  # noqa: RUF009 - a frozen value
+    upper: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
+    lower: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     rho: float = 0.0
     warmup: int = 50
     local: LocalSGD = LocalSGD(lr=1.0, steps=8)  # noqa: RUF009 - a frozen value

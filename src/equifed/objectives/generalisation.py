@@ -153,7 +153,9 @@ def largest_skewness(objective: SymmetricSet | RelativeFairness, n: int) -> floa
     5.0
     """
     if isinstance(objective, RelativeFairness):
-        objective = IntegratedSet(objective.phi, objective.upper, objective.lower)
+        if objective.sides is None:
+            raise ValueError(f"the skewness of {objective!r} is known for symmetric sides alone.")
+        objective = IntegratedSet(objective.phi, *objective.sides)
     body = objective.permutahedron(n)
     # Largest against largest gives the farthest corner from the uniform weights.
     return skewness(np.sort(body.offset)[::-1] + body.corner)

@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from equifed.contract.absence import bound_share
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import Adapted, SymmetricSet, check_vector
+from equifed.objectives.base import Adapted, SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.cvar import Average, CVaR, WorstCase
+from equifed.objectives.cvar import WorstCase
 from equifed.objectives.projections import (
     Permutahedron,
     cut_corner,
@@ -19,7 +19,10 @@ from equifed.objectives.projections import (
     transfer,
 )
 
-Side = Average | CVaR | WorstCase
+TOLERANCE = 1e-6
+"""How exact projections onto sets of the user's are, at least (:class:`GeneralIntegratedSet`)."""
+
+_MOST = 10_000
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class IntegratedSet(SymmetricSet):
     """
 
     phi: float
-    upper: Side
-    lower: Side
+    upper: SymmetricSet
+    lower: SymmetricSet
     cap: float | None = None
 
     @override
@@ -57,6 +60,65 @@ class IntegratedSet(SymmetricSet):
 
 
 @dataclass(frozen=True)
+class GeneralIntegratedSet(SaddleObjective):
+    r"""The same set for any convex A and B, from their projections and maximisers.
+
+    The maximiser is exact: that of A minus phi times the minimiser of B. The nearest point to z is
+    found by projecting onto A and B in turn, until the proof
+
+    .. math:: |w - \Pi(z)|^2 \le \max_{s \in \Lambda} \langle z - w, s - w\rangle
+        \le \epsilon^2 \max(1, |z - w|)
+
+    holds for ``TOLERANCE`` epsilon; else it is refused. What it returns lies in the set.
+    """
+
+    phi: float
+    upper: SaddleObjective
+    lower: SaddleObjective
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        losses = check_vector(losses, "losses")
+        return self._mix(self.upper.weights(losses), self.lower.weights(-losses))
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        return self._mix(*self.pair(point))
+
+    def pair(self, point: Weights) -> tuple[Weights, Weights]:
+        """Return a in A and b in B whose (a - phi b) / (1 - phi) is nearest to a point."""
+        z = check_vector(point, "point")
+        target, b = (1.0 - self.phi) * z, self.lower.start(z.size)
+        if self.phi == 0:
+            return self.upper.prox(z, 0.0), b
+        for _ in range(_MOST):
+            a = self.upper.prox(target + self.phi * b, 0.0)
+            b = self.lower.prox((a - target) / self.phi, 0.0)
+            w = self._mix(a, b)
+            gap = float((z - w) @ (self.weights(z - w) - w))
+            if gap <= TOLERANCE**2 * max(1.0, float(np.linalg.norm(z - w))):
+                return a, b
+        raise ValueError(
+            f"{_MOST} projections onto {self.upper!r} and {self.lower!r} in turn are still "
+            f"{gap**0.5:.2g} from the nearest weights; at most {TOLERANCE:g} is allowed. Check "
+            "that prox is the projection onto the set of which weights is the maximiser."
+        )
+
+    @override
+    def start(self, n: int) -> Weights:
+        return self._mix(self.upper.start(n), self.lower.start(n))
+
+    @override
+    def l1_norm(self, n: int) -> float:
+        """Return a bound on |Lambda|_1, by the triangle inequality."""
+        both = self.upper.l1_norm(n) + self.phi * self.lower.l1_norm(n)
+        return both / (1.0 - self.phi)
+
+    def _mix(self, a: Weights, b: Weights) -> Weights:
+        return np.asarray((a - self.phi * b) / (1.0 - self.phi))
+
+
+@dataclass(frozen=True)
 class RelativeFairness(Adapted):
     r"""High losses against low ones: the objective of SCAFF-PD-IA.
 
@@ -73,10 +135,12 @@ class RelativeFairness(Adapted):
     phi
         Weight of the well-served side, in [0, 1).
     upper, lower
-        A and B: each ``Average``, ``CVaR`` or ``WorstCase``; the paper allows any convex sets, of
-        which these have an exact projection. A lower side ``CVaR(beta)`` is the mean of the
-        smallest beta fraction of losses. The Palma ratio is CVaR(0.1) over CVaR(0.4) (Example 2 of
-        the paper prints the two swapped; its main text is right).
+        A and B: ``Average``, ``CVaR`` or ``WorstCase``, whose dual step is exact; or any other
+        convex set, a saddle objective without a penalty whose ``prox`` is the projection that you
+        give and whose ``weights`` is its maximiser, within ``TOLERANCE``. A lower side
+        ``CVaR(beta)`` is the mean of the smallest beta fraction of losses. The Palma ratio is
+        CVaR(0.1) over CVaR(0.4) (Example 2 of the paper prints the two swapped; its main text is
+        right).
     rho
         Strength of an additional chi-square penalty to the uniform weights; 0 in the paper.
     cap
@@ -96,12 +160,12 @@ class RelativeFairness(Adapted):
     References
     ----------
     SCAFF-PD-IA Definition 2, (4), (5), (6). Its projection by an inner solver over (a, b) is
-    replaced by an exact one: the set is a permutahedron (``projections.py``).
+    replaced by an exact one where the set is a permutahedron (``projections.py``).
     """
 
     phi: float
-    upper: Side = field(default_factory=WorstCase)
-    lower: Side = field(default_factory=WorstCase)
+    upper: SaddleObjective = field(default_factory=WorstCase)
+    lower: SaddleObjective = field(default_factory=WorstCase)
     rho: float = 0.0
     cap: float | None = None
 
@@ -109,15 +173,15 @@ class RelativeFairness(Adapted):
         if not 0 <= self.phi < 1:
             raise ValueError(f"RelativeFairness phi must lie in [0, 1), got {self.phi}.")
         for name, side in (("upper", self.upper), ("lower", self.lower)):
-            if not isinstance(side, Side):
+            if getattr(type(side), "penalty", None) is not SaddleObjective.penalty:
                 raise ValueError(
-                    f"RelativeFairness {name} must be Average, CVaR or WorstCase, got {side!r}; "
-                    "other sets have no exact dual step."
+                    f"RelativeFairness {name} must be a set of weights: Average, CVaR, WorstCase "
+                    f"or another saddle objective without a penalty, got {side!r}."
                 )
         if self.cap is not None and not self.cap > 0:
             raise ValueError(f"RelativeFairness cap must be positive, got {self.cap}.")
         priors = [getattr(side, "prior", None) for side in (self.upper, self.lower)]
-        if self.cap is not None and priors != [None, None]:
+        if self.cap is not None and (priors != [None, None] or self.sides is None):
             raise ValueError(
                 f"{self!r} has no exact cap, because a side treats clients differently; use an "
                 "Average without a prior, or say cap = 1 in the guard."
@@ -127,7 +191,17 @@ class RelativeFairness(Adapted):
     @property
     @override
     def inner(self) -> ChiSquare:
-        return ChiSquare(self.rho, IntegratedSet(self.phi, self.upper, self.lower, self.cap))
+        if self.sides is None:
+            return ChiSquare(self.rho, GeneralIntegratedSet(self.phi, self.upper, self.lower))
+        return ChiSquare(self.rho, IntegratedSet(self.phi, *self.sides, self.cap))
+
+    @property
+    def sides(self) -> tuple[SymmetricSet, SymmetricSet] | None:
+        """A and B where both are permutahedra, so that all is exact; else None."""
+        upper, lower = self.upper, self.lower
+        if isinstance(upper, SymmetricSet) and isinstance(lower, SymmetricSet):
+            return upper, lower
+        return None
 
     def extremes(self, losses: Losses, within: float = 0.0) -> tuple[Weights, Weights]:
         """Return the a in A of the largest and the b in B of the smallest weighted loss.
@@ -166,12 +240,14 @@ class RelativeFairness(Adapted):
 
         The sorted weights are majorised by the corner of the set, so at most n - 1 transfers
         between two entries lead from the corner to them (Hardy, Littlewood, Polya). The same
-        transfers, done to the corners of A and B, give a and b. O(n log n).
+        transfers, done to the corners of A and B, give a and b. O(n log n). Other sets than
+        permutahedra: within ``TOLERANCE``.
         """
         weights = check_vector(weights, "weights")
-        sides = (side.permutahedron(weights.size) for side in (self.upper, self.lower))
-        upper, lower = sides
-        whole = IntegratedSet(self.phi, self.upper, self.lower).permutahedron(weights.size)
+        if self.sides is None:
+            return GeneralIntegratedSet(self.phi, self.upper, self.lower).pair(weights)
+        upper, lower = (side.permutahedron(weights.size) for side in self.sides)
+        whole = IntegratedSet(self.phi, *self.sides).permutahedron(weights.size)
         order = np.argsort(-(weights - whole.offset), kind="stable")
         target = (weights - whole.offset)[order]
         a, b = np.empty_like(weights), np.empty_like(weights)
