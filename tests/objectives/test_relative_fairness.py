@@ -102,6 +102,7 @@ class Ball(SaddleObjective):
 
     def weights(self, losses):
         away = losses - losses.mean()
+        away = away - away.mean()  # where all are equal, what rounding has left
         return 1 / losses.size + self.radius * away / max(np.linalg.norm(away), 1e-300)
 
     def prox(self, point, step):
