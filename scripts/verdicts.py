@@ -32,7 +32,7 @@ from scipy.stats import binom, hypergeom
 from equifed.contract.evaluation import ClientDetail, Details
 from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import limit_mean
-from equifed.report import Method, RunData, Scale, Verdict, write_verdict
+from equifed.report import Method, Scale, Verdict, write_verdict
 from equifed.training.history import History, MetricRecord
 
 LEVEL = 0.025
@@ -43,7 +43,7 @@ def judge(correct: np.ndarray, sizes: np.ndarray) -> Verdict:
     """Return the verdict of a report on these answers."""
     names = tuple(f"client {i}" for i in range(len(sizes)))
     record = MetricRecord(1, "test", "accuracy", correct / sizes, sizes)
-    method = Method("run", (RunData(History(names, metrics=[record])),))
+    method = Method("run", (History(names, metrics=[record]),))
     return write_verdict(method, Scale("accuracy", "test"))
 
 
@@ -54,7 +54,7 @@ def judge_losses(samples: list[np.ndarray]) -> Verdict:
     record = MetricRecord(1, "test", "mse", np.array([s.mean() for s in samples]), sizes)
     told = [ClientDetail(len(s), {"mse": limit_mean(s)}) for s in samples]
     history = History(names, metrics=[record], details=Details("test", tuple(told)))
-    return write_verdict(Method("run", (RunData(history),)), Scale("mse", "test"))
+    return write_verdict(Method("run", (history,)), Scale("mse", "test"))
 
 
 def draw_sizes(draw: Draw, low: float = 5, high: float = 400) -> np.ndarray:
@@ -134,7 +134,7 @@ def judge_alone(shared: list[np.ndarray], own: list[np.ndarray]) -> Verdict:
     }
     event = {"event": "alone", "reason": "", "one_class": [], "gains": gains}
     history = History(names, metrics=records[:1], alone=records[1], events=[event])
-    return write_verdict(Method("run", (RunData(history),)), Scale("accuracy", "test"))
+    return write_verdict(Method("run", (history,)), Scale("accuracy", "test"))
 
 
 def draw_answers(draw: Draw) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from equifed.report import Method, RunData
+from equifed.report import Method
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 METHODS = ("fedavg", "scaffold", "afl", "drfa", "q-fedavg", "scaff-pd")
@@ -17,6 +17,7 @@ def history(
     every: int = 5,
     samples: int = 200,
     gap: bool = False,
+    known: bool = False,
 ) -> History:
     """Return a run whose clients' true accuracies are pulled towards their mean by ``pull``."""
     n = len(names)
@@ -25,7 +26,7 @@ def history(
     sizes = fixed.integers(samples // 2, samples * 2, n)
     draw = np.random.default_rng([seed, int(100 * pull)])
     served = (1 - pull) * true + pull * (true.mean() - 0.02)
-    made = History(names)
+    made = History(names, provenance={"seed": seed} if known else {})
     for r in range(rounds + 1):
         if r:
             numbers = {"gap": 2.0 ** (-r)} if gap else {}
@@ -49,7 +50,7 @@ def comparison(clients: int = 100, methods: tuple[str, ...] = METHODS, seeds: in
         Method(
             name,
             tuple(
-                RunData(history(names, seed=s, pull=float(p), gap=name == "scaff-pd"), seed=s)
+                history(names, seed=s, pull=float(p), gap=name == "scaff-pd", known=True)
                 for s in range(seeds)
             ),
         )

@@ -14,7 +14,6 @@ from equifed.contract.evaluation import Hits
 from equifed.metrics import count_pairs, newcombe_interval, wilson_interval
 from equifed.report import (
     Method,
-    RunData,
     Scale,
     as_json,
     as_methods,
@@ -118,7 +117,7 @@ def test_seeds_that_vary_on_the_same_samples_add_to_what_samples_say():
     found = build(methods).told[1].estimates["average_by_client"].difference
     assert found.about == "seeds and samples" and found.paired
     for run in (r for m in methods for r in m.runs):
-        run.history.hits = {}
+        run.hits = {}
     apart = build(methods).told[1].estimates["average_by_client"].difference
     assert apart.about == "seeds"
     assert found.interval.lower < apart.interval.lower < apart.interval.upper < found.interval.upper
@@ -221,7 +220,8 @@ def make_report(sizes, seeds, methods, seed, level, vary, hits, metric):
             run = make_run(flip(first, rng, 0.2 * vary), hits=hits)
             if metric == "loss":
                 run.metrics = [r for r in run.metrics if r.metric == "loss"]
-            runs.append(RunData(run, seed=s))
+            run.provenance["seed"] = s
+            runs.append(run)
         made.append(Method(f"method {m}", tuple(runs)))
     return build(made)
 

@@ -14,7 +14,6 @@ from equifed.metrics import paired_difference, summary, wilson_interval, worst_c
 from equifed.report import (
     Method,
     ReportError,
-    RunData,
     Scale,
     as_json,
     as_methods,
@@ -55,7 +54,7 @@ def test_measures_are_the_reducers_of_the_last_evaluation():
 def test_differences_are_paired_within_seeds():
     methods = comparison(clients=12, methods=("fedavg", "scaff-pd"), seeds=4)
     report = build(methods)
-    ours, theirs = ([r.history.last().values.min() for r in m.runs] for m in methods[::-1])
+    ours, theirs = ([r.last().values.min() for r in m.runs] for m in methods[::-1])
     expected = paired_difference(ours, theirs)
     assert report.told[1].estimates["worst"].difference.interval == expected
     shuffled = Method("scaff-pd", methods[1].runs[::-1])  # seeds decide, not their order
@@ -258,13 +257,13 @@ def test_a_method_is_a_name_with_runs():
     with pytest.raises(ReportError, match="no runs"):
         as_methods({"a": []})
     with pytest.raises(ReportError, match="its own name"):
-        check_methods([Method("a", (RunData(history()),))] * 2)
+        check_methods([Method("a", (history(),))] * 2)
 
 
 def test_every_run_of_the_baseline_reaches_the_default_target():
     methods = comparison(clients=9, methods=("a", "b"), seeds=4)
     report = build(methods)
-    finals = [run.history.last().values.min() for run in methods[0].runs]
+    finals = [run.last().values.min() for run in methods[0].runs]
     assert report.target == min(finals)
     assert report.told[0].estimates["rounds_to_target"].reached == 4
 

@@ -38,7 +38,7 @@ def test_a_sweep_over_two_settings(config, tmp_path):
     for (a, w), row in zip(points, rows, strict=True):
         beaten = any(a2 >= a and w2 >= w and (a2, w2) != (a, w) for a2, w2 in points)
         assert row["non_dominated"] == str(int(not beaten))
-    last = [m.runs[0].history.last().values for m in report.methods]
+    last = [m.history.last().values for m in report.methods]
     assert points == [(pytest.approx(v.mean()), pytest.approx(v.min())) for v in last]
     drawing = ElementTree.parse(tmp_path / "s" / "frontier.svg").getroot()
     dots = list(drawing.iter("{http://www.w3.org/2000/svg}circle"))

@@ -64,7 +64,7 @@ def report(
     told = 0
     while watch and any(_is_running(folder) for folder in folders):
         runs = [run for method in write(every).methods for run in method.runs]
-        played = max(len(run.history.rounds) for run in runs)
+        played = max(len(run.rounds) for run in runs)
         if played > told and not quiet:
             typer.echo(f"round {played}: {page}")
         told = max(played, told)

@@ -7,7 +7,6 @@ from equifed.report.methods import (
     PLAN,
     Method,
     ReportError,
-    RunData,
     Scale,
     as_methods,
     read_comparison,
@@ -25,7 +24,7 @@ from equifed.report.page import (
 )
 from equifed.report.svg import frame, limits, standalone
 from equifed.report.tables import as_json, csv_text, list_comparison
-from equifed.report.text import describe_warnings, write_headline, write_span
+from equifed.report.text import describe_warnings, write_headline
 from equifed.report.verdict import Verdict, write_verdict
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "Method",
     "Report",
     "ReportError",
-    "RunData",
     "Scale",
     "Verdict",
     "as_json",
@@ -60,6 +58,5 @@ __all__ = [
     "write_card",
     "write_headline",
     "write_report",
-    "write_span",
     "write_verdict",
 ]

@@ -225,12 +225,12 @@ class Series:
 
 def collect_series(method: Method, scale: Scale) -> Series:
     """Return the evaluations that all runs have, thinned to what can be drawn."""
-    found = [run.history.series(scale.metric, scale.split) for run in method.runs]
+    found = [run.series(scale.metric, scale.split) for run in method.runs]
     common = found[0][0]
     for rounds, _ in found[1:]:
         common = np.intersect1d(common, rounds)
     common = common[svg.thinned(len(common))]
-    sent = np.mean([count_bytes(run.history, common) for run in method.runs], axis=0)
+    sent = np.mean([count_bytes(run, common) for run in method.runs], axis=0)
     values = [v[np.searchsorted(rounds, common)] for rounds, v in found]
     return Series(common, sent, np.array(values))
 

@@ -122,7 +122,7 @@ def _limit_clients(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstC
     lower, upper = np.full((2, len(method.clients)), np.nan)
     known = method.count_correct(scale)
     if known is None:  # no accuracies: what the clients' samples say
-        told = [run.history.details for run in method.runs]
+        told = [run.details for run in method.runs]
         found = [d.limits(scale.metric) for d in told if d is not None and d.split == scale.split]
         if len(found) == len(method.runs):
             lower, upper = np.mean(found, axis=0).T
@@ -149,6 +149,7 @@ class Report:
     measures: tuple[Measure, ...] = ()
     told: tuple[Told, ...] = ()
     problems: tuple[str, ...] = ()
+    root: Path | None = None  # where the names of folders begin
 
     @property
     def several(self) -> bool:
@@ -190,6 +191,13 @@ class Report:
         """Key and label of every column of the table of clients."""
         return {c.key: c.label for columns in self.columns for c in columns}
 
+    def name_folder(self, run: History) -> str:
+        """Return where a run is, as seen from where the report's names of folders begin."""
+        if run.folder is None:
+            return ""
+        path = Path(run.folder)
+        return str(path) if self.root is None else path.relative_to(self.root).as_posix()
+
     def write(self, key: str) -> str:
         """Write a measure of the headline's method."""
         measure = next(measure for measure in self.measures if measure.key == key)
@@ -212,6 +220,7 @@ def build(
     baseline: str | None = None,
     target: float | None = None,
     problems: Sequence[str] = (),
+    root: Path | None = None,
 ) -> Report:
     """Measure methods; the first one is the baseline unless another is named.
 
@@ -222,11 +231,11 @@ def build(
     if baseline is not None and baseline not in names:
         raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")
     base = 0 if baseline is None else names.index(baseline)
-    chosen = (run.history.main_metric() for method in methods for run in method.runs)
+    chosen = (run.main_metric() for method in methods for run in method.runs)
     scale = next((Scale(*found) for found in chosen if found is not None), None)
     title = title or _choose_title(methods)
     if scale is None:
-        return Report(title, methods, base, problems=tuple(problems))
+        return Report(title, methods, base, problems=tuple(problems), root=root)
     if target is None and len(methods) > 1:
         target = choose_target(methods[base], scale)
     told = [
@@ -234,7 +243,7 @@ def build(
         for m, method in enumerate(methods)
     ]
     measures = list_measures(scale, target)
-    return Report(title, methods, base, scale, target, measures, tuple(told), tuple(problems))
+    return Report(title, methods, base, scale, target, measures, tuple(told), tuple(problems), root)
 
 
 def _choose_title(methods: Sequence[Method]) -> str:

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,28 +169,16 @@ class ReportError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class RunData:
-    """One run: what happened, and what it was run with as far as that is known."""
-
-    history: History
-    seed: int | None = None
-    config: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
-    folder: str = ""
-    complete: bool = True
-
-
-@dataclass(frozen=True, eq=False)
 class Method:
     """Runs that differ in nothing but their seeds, under one name."""
 
     name: str
-    runs: tuple[RunData, ...]
+    runs: tuple[History, ...]
 
     @property
     def history(self) -> History:
         """The first run, whose samples all seeds share."""
-        return self.runs[0].history
+        return self.runs[0]
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -204,13 +192,13 @@ class Method:
 
     def final(self, scale: Scale) -> Losses:
         """Return the last evaluation of every run, shape (runs, clients); NaN: not evaluated."""
-        last = [run.history.last(scale.metric, scale.split) for run in self.runs]
+        last = [run.last(scale.metric, scale.split) for run in self.runs]
         empty = np.full(len(self.clients), np.nan)
         return np.array([empty if record is None else record.values for record in last])
 
     def sizes(self, scale: Scale) -> Index:
         """Return the clients' sample counts in a split."""
-        records = (run.history.last(scale.metric, scale.split) for run in self.runs)
+        records = (run.last(scale.metric, scale.split) for run in self.runs)
         nothing = np.zeros(len(self.clients), dtype=np.int64)
         return next((record.sizes for record in records if record is not None), nothing)
 
@@ -226,13 +214,13 @@ class Method:
 
     def last_weights(self) -> Weights:
         """Return the clients' last recorded weights, mean over runs; NaN if there are none."""
-        recorded = [run.history.weights for run in self.runs if run.history.weights]
+        recorded = [run.weights for run in self.runs if run.weights]
         last = [weights[max(weights)] for weights in recorded]
         return np.mean(last, axis=0) if last else np.full(len(self.clients), np.nan)
 
     def participation(self) -> Weights:
         """Return the fraction of all runs' rounds that each client took part in."""
-        took = [record.clients for run in self.runs for record in run.history.rounds]
+        took = [record.clients for run in self.runs for record in run.rounds]
         count = np.zeros(len(self.clients))
         for clients in took:
             count[... if clients is None else list(clients)] += 1
@@ -243,7 +231,7 @@ class Method:
         seen = {
             (event["client"], i, event.get("round", 0))
             for i, run in enumerate(self.runs)
-            for event in run.history.events
+            for event in run.events
             if event["event"] == kind
         }
         counts = Counter(client for client, *_ in seen)
@@ -265,7 +253,7 @@ class Method:
         return [
             {**event, "seed": run.seed, "method": self.name}
             for run in self.runs
-            for event in run.history.events
+            for event in run.events
         ]
 
 
@@ -280,24 +268,15 @@ def as_methods(
     if isinstance(runs, History):
         runs = {name: runs}
     if not isinstance(runs, Mapping):
-        return check_methods(_group([_as_run(history) for history in runs]))
-    listed = {k: [h] if isinstance(h, History) else list(h) for k, h in runs.items()}
-    return check_methods([Method(k, tuple(map(_as_run, hs))) for k, hs in listed.items()])
-
-
-def _as_run(history: History) -> RunData:
-    told = dict(history.provenance)
-    config, complete = told.pop("config", {}), history.given_out is not None or not told
-    if history.folder is None:
-        return RunData(history, history.seed, config, told, "", complete)
-    complete = is_complete(Path(history.folder))
-    return RunData(history, history.seed, config, told, str(history.folder), complete)
+        return check_methods(_group(list(runs)))
+    listed = {k: (h,) if isinstance(h, History) else tuple(h) for k, h in runs.items()}
+    return check_methods([Method(k, found) for k, found in listed.items()])
 
 
 def read_methods(folders: Iterable[str | Path]) -> list[Method]:
     """Read run folders and comparison folders; runs that differ in the seed alone go together."""
     methods: list[Method] = []
-    loose: list[RunData] = []
+    loose: list[History] = []
     for folder in map(Path, folders):
         if (folder / PLAN).exists():
             methods += read_comparison(folder)
@@ -312,9 +291,9 @@ def read_methods(folders: Iterable[str | Path]) -> list[Method]:
     return check_methods([*methods, *_group(loose)])
 
 
-def read_run(folder: Path) -> RunData:
+def read_run(folder: Path) -> History:
     """Read one run folder, without its model."""
-    return _as_run(History.load(folder, model=False))
+    return History.load(folder, model=False)
 
 
 def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> list[Method]:
@@ -327,24 +306,25 @@ def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> l
     return [Method(name, tuple(map(read_run, found))) for name, found in complete.items() if found]
 
 
-def _group(runs: Sequence[RunData]) -> list[Method]:
-    groups: dict[str, list[RunData]] = {}
+def _group(runs: Sequence[History]) -> list[Method]:
+    groups: dict[str, list[History]] = {}
     for run in runs:
-        rest = share_of_method({"config": run.config} if run.config else run.provenance)
-        known = run.config or "algorithm" in run.provenance
-        key = json.dumps(rest, default=str) if known else run.folder or str(id(run))
+        config = run.provenance.get("config")
+        rest = share_of_method({"config": config} if config else run.provenance)
+        known = config or "algorithm" in run.provenance
+        key = json.dumps(rest, default=str) if known else str(run.folder or id(run))
         groups.setdefault(key, []).append(run)
     names = [_name(group) for group in groups.values()]
     twice = {name for name in names if names.count(name) > 1}
     return [
-        Method((group[0].folder or f"{name} {i + 1}") if name in twice else name, tuple(group))
+        Method(str(group[0].folder or f"{name} {i + 1}") if name in twice else name, tuple(group))
         for i, (name, group) in enumerate(zip(names, groups.values(), strict=True))
     ]
 
 
-def _name(group: Sequence[RunData]) -> str:
-    if not group[0].folder:
-        return group[0].history.method
+def _name(group: Sequence[History]) -> str:
+    if group[0].folder is None:
+        return group[0].method
     path = Path(group[0].folder).absolute()
     stem = re.sub(r"[-_]?(seed)?[-_]?\d+$", "", path.name) if len(group) > 1 else path.name
     return stem or path.parent.name
@@ -358,8 +338,8 @@ def check_methods(methods: list[Method]) -> list[Method]:
         if not method.runs:
             raise ReportError(f"{method.name} has no runs.")
         for run in method.runs:
-            run.history.check()
-            if run.history.names != methods[0].clients:
+            run.check()
+            if run.names != methods[0].clients:
                 raise ReportError(
                     f"{method.name} and {methods[0].name} have different clients, so they cannot "
                     "be compared client by client; report them apart."

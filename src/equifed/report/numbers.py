@@ -30,7 +30,7 @@ from equifed.metrics import (
     summary,
     wilson_interval,
 )
-from equifed.report.methods import DASH, Method, RunData, Scale, bytes_text
+from equifed.report.methods import DASH, Method, Scale, bytes_text
 from equifed.training.history import History
 
 Form = Literal["value", "gap", "index", "count", "bytes"]
@@ -164,7 +164,7 @@ def estimate_measures(
     """Return every measure of a method, with the paired difference to the baseline if given."""
     ours, theirs = (
         {} if m is None else {
-            seed: (run, measure_run(run.history, scale, target))
+            seed: (run, measure_run(run, scale, target))
             for seed, run in zip(_identify_runs(m), m.runs, strict=True)
         }
         for m in (method, baseline)
@@ -290,7 +290,7 @@ def agree(values: Losses | Sequence[float]) -> bool:
 
 
 def compare_samples(
-    pairs: Sequence[tuple[RunData, RunData]], scale: Scale, vary: bool
+    pairs: Sequence[tuple[History, History]], scale: Scale, vary: bool
 ) -> SampleEvidence | None:
     """Return limits over samples for two methods, mean over their common seeds.
 
@@ -320,9 +320,9 @@ def _mean(intervals: Sequence[Interval]) -> Interval:
         return Interval(*(float(number) for number in table.mean(axis=0)))
 
 
-def _pair_runs(ours: RunData, theirs: RunData, scale: Scale) -> tuple[Losses, Index | None] | None:
+def _pair_runs(ours: History, theirs: History, scale: Scale) -> tuple[Losses, Index | None] | None:
     """Return the counts of two runs' answers, and the samples' checksums if they were paired."""
-    first, second = (run.history.last(scale.metric, scale.split) for run in (ours, theirs))
+    first, second = (run.last(scale.metric, scale.split) for run in (ours, theirs))
     if first is None or second is None:
         return None
     known, others = (np.isfinite(r.values) & (r.sizes > 0) for r in (first, second))
@@ -333,7 +333,7 @@ def _pair_runs(ours: RunData, theirs: RunData, scale: Scale) -> tuple[Losses, In
         correct, other = (correct_counts(r.values[known], sizes) for r in (first, second))
     except ValueError:  # no counts: nobody measured, or accuracies weighted or rounded
         return None
-    a, b = (run.history.hits.get(scale.split) for run in (ours, theirs))
+    a, b = (run.hits.get(scale.split) for run in (ours, theirs))
     if a is None or b is None or not np.array_equal(a.checksums, b.checksums):
         return assume_independent(correct, other, sizes), None
     if len(a.correct) == len(b.correct) == sizes.sum():

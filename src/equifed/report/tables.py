@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from equifed.report.document import (
 from equifed.report.methods import DASH, Method, Scale, add_sign, capital, is_finite
 from equifed.report.numbers import COSTS, Measure, Measured, choose_format
 from equifed.report.text import find_date, write_headline
+from equifed.training.folder import is_complete
 
 Cell = dict[str, str]
 COLUMNS = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
@@ -227,41 +229,42 @@ def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
 # -- what was run ---------------------------------------------------------------------------------
 
 
-def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
+def collect_facts(report: Report, methods: Sequence[Method]) -> dict[str, Any]:
     """Return what was run: what all methods share once, then the rest by method."""
     import tomli_w
 
-    facts, rows = [_list_facts(method) for method in methods], []
+    facts, rows = [_list_facts(report, method) for method in methods], []
     several = len(methods) > 1
     shared = [f for f in facts[0] if several and all(f in other for other in facts)]
     for method, found in zip(methods, facts, strict=True):
-        one, config = len(method.runs) == 1, method.runs[0].config
+        one, config = len(method.runs) == 1, method.history.provenance.get("config", {})
         shown = tomli_w.dumps({k: v for k, v in config.items() if k != "seed" or one})
         rest = [fact for fact in found if fact not in shared]
         rows.append({"name": method.name, "facts": rest, "config": shown})
     return {"shared": shared, "methods": rows}
 
 
-def _list_facts(method: Method) -> list[tuple[str, str]]:
-    first = method.runs[0]
+def _list_facts(report: Report, method: Method) -> list[tuple[str, str]]:
+    first = method.history
     data, versions = first.provenance.get("data", {}), first.provenance.get("versions", {})
     source = data.get("source") or ""
     if isinstance(source, dict):
         source = "; ".join(f"{key}: {value}" for key, value in source.items())
-    seconds = sum(r.seconds for run in method.runs for r in run.history.rounds)
-    unfinished = sum(not run.complete for run in method.runs)
+    seconds = sum(r.seconds for run in method.runs for r in run.rounds)
+    folders = [Path(run.folder) for run in method.runs if run.folder is not None]
+    unfinished = sum(not is_complete(folder) for folder in folders)
     facts = {
         "Seeds": ", ".join("not recorded" if s is None else str(s) for s in method.seeds),
-        "What ran": first.history.algorithm or "",
+        "What ran": first.algorithm or "",
         "Data": data.get("name", ""),
         "Source": str(source),
         "SHA-256 of the data": data.get("sha256", ""),
         "Versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "Own part": find_note(first.history),
+        "Own part": find_note(first),
         "Date": find_date([method]),
         "Training time": f"{seconds:.1f} s",
         "Not finished": f"{unfinished} of {len(method.runs)} runs" if unfinished else "",
-        "Run folders": ", ".join(run.folder for run in method.runs if run.folder),
+        "Run folders": ", ".join(filter(None, map(report.name_folder, method.runs))),
     }
     return [(label, value) for label, value in facts.items() if value]
 
@@ -307,11 +310,11 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
         "seeds": list(method.seeds),
         "runs": [
             {
-                "folder": r.folder,
-                "config": r.config,
-                "provenance": r.provenance,
-                "given_out": None if r.history.given_out is None else asdict(r.history.given_out),
-                "certificate": r.history.certificate(),
+                "folder": report.name_folder(r),
+                "config": r.provenance.get("config", {}),
+                "provenance": {k: v for k, v in r.provenance.items() if k != "config"},
+                "given_out": None if r.given_out is None else asdict(r.given_out),
+                "certificate": r.certificate(),
             }
             for r in method.runs
         ],

@@ -86,7 +86,7 @@ def write_subtitle(report: Report) -> str:
     methods = report.methods
     counts = {
         "client": len(methods[0].clients),
-        "round": max(len(run.history.rounds) for m in methods for run in m.runs),
+        "round": max(len(run.rounds) for m in methods for run in m.runs),
         "seed": max(len(m.runs) for m in methods),
     }
     told = [plural(count, what) for what, count in counts.items()]
@@ -161,7 +161,7 @@ def describe_warnings(methods: Sequence[Method]) -> list[str]:
     """Say which methods did not train, as their first run with a warning has it."""
     out = []
     for method in methods:
-        told = [_list_warnings(run.history) for run in method.runs]
+        told = [_list_warnings(run) for run in method.runs]
         some = [sentences for sentences in told if sentences]
         more = f" ({len(some)} of {len(told)} runs have warnings.)" if len(told) > 1 else ""
         out += [f"{method.name}: {sentence}{more}" for sentence in (some[0] if some else ())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -246,13 +246,9 @@ def _conclude(
     for job in planned:
         folder = job.folder.relative_to(out).as_posix()
         plan.setdefault(job.name, []).append({"seed": job.seed, "folder": folder})
-    methods = []
-    for method in read_comparison(out, [{"name": name, "runs": r} for name, r in plan.items()]):
-        # Folders are named from the comparison's, so that its files do not depend on where it is.
-        names = (Path(run.folder).relative_to(out).as_posix() for run in method.runs)
-        runs = (replace(run, folder=name) for run, name in zip(method.runs, names, strict=True))
-        methods.append(replace(method, runs=tuple(runs)))
-    report = _measure(methods, failed, base, **told)
+    methods = read_comparison(out, [{"name": name, "runs": r} for name, r in plan.items()])
+    # Folders are named from the comparison's, so that its files do not depend on where it is.
+    report = _measure(methods, failed, base, root=out, **told)
     write_comparison(report, out, plan)
     return report
 

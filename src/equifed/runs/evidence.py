@@ -125,8 +125,8 @@ def collect_evidence(path: Path, with_model: bool, trust: bool) -> dict[str, byt
 def _write_pages(path: Path, trust: bool) -> dict[str, bytes]:
     """Return the report and the model card; the reason in the card's place where there is none."""
     (method,) = read_methods([path])
-    runs = tuple(replace(run, folder="run") for run in method.runs)  # not where it once was
-    report = build([Method(runs[0].history.method, runs)])
+    runs = tuple(replace(run, folder=None) for run in method.runs)  # not where it once was
+    report = build([Method(runs[0].method, runs)])
     with tempfile.TemporaryDirectory() as scratch:
         page = write_report(report, Path(scratch) / "report.html")
         files = {p.name: p.read_bytes() for p in (page, page.with_suffix(".json"))}
