@@ -98,11 +98,9 @@ class Info:
 
 
 class Algorithm(Protocol[S]):
-    """State in, state out.
+    """State in, state out: a frozen dataclass with the model ``x``, sufficient to go on from.
 
-    ``State`` is a frozen dataclass with the model ``x`` in it, sufficient to go on from. Nothing in
-    the algorithm itself changes after construction, so the same state, clients and stream give the
-    same result twice.
+    Nothing in the algorithm changes: the same state, clients and stream give the same result twice.
     """
 
     def init(self, clients: Clients, x: Vector) -> S:

@@ -1,8 +1,7 @@
 """Arrays that travel through the library, handles for vectors that clients keep, names as text.
 
-Everything the server decides about clients (losses, weights, norms) is a NumPy array in float64,
-whatever the model's precision: n numbers are cheap, and exact dual steps need them. Everything of
-the model's size is a flat torch tensor in the model's dtype on the model's device.
+What the server decides about clients is NumPy in float64, whatever the model's precision; what has
+the model's size is a flat torch tensor in the model's dtype on its device.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ class ClientVectors(ABC):
         """Return |v_i|^2 for every client."""
 
     def step(self, weights: Weights) -> Vector:
-        """Return the weighted sum that moves the model.
-
-        It is :meth:`weighted_sum`, but where absent clients count with what they sent last.
-        """
+        """Return the weighted sum that moves the model; absent clients may count in it."""
         return self.weighted_sum(weights)
 
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
@@ -85,11 +81,7 @@ class ClientVectors(ABC):
 
 @dataclass(frozen=True)
 class KeyedMemory(ClientVectors):
-    """One key per client of the federation, or "" for a client whose vector is zero.
-
-    The vectors are with the clients; ``clients.remembered`` turns such a memory into a handle that
-    can sum them. A checkpoint stores the keys.
-    """
+    """A key of every client's vector, "" for zero; ``clients.remembered`` makes a handle."""
 
     keys: tuple[str, ...]
 

@@ -1,15 +1,8 @@
 """The contract between algorithms and engines: four verbs, and questions that may be declined.
 
-An algorithm sees the clients through :class:`Clients` alone. Per-client numbers (losses) come back
-as NumPy arrays; per-client vectors (gradients, updates) stay behind a :class:`ClientVectors` handle
-that gives out weighted sums and norms, never a single client's vector. That is what lets one
-algorithm file run in one process, on many, and on a federation whose server must not see an
-individual vector.
-
 A verb either answers for every client it was asked about or raises :class:`MissingClients`; nobody
 is averaged away. The training loop then repeats the round with ``clients.subset(those left)``, and
-an algorithm sees who takes part in ``clients.index``: absent clients and clients that were not
-sampled are the same thing to it.
+an algorithm sees who takes part in ``clients.index``, absent or not sampled.
 """
 
 from __future__ import annotations
@@ -58,10 +51,9 @@ class Moved:
 
 
 class Group(Protocol):
-    """The processes that share a run, as one of them sees the others.
+    """The processes that share a run; every method is called by all of them.
 
-    All of them go through the same rounds to the same numbers; what could differ (the clock, a
-    file) is settled by the first one, who alone writes. Every method is called by all of them.
+    What could differ (the clock, a file) is settled by the first one, who alone writes.
     """
 
     rank: int
@@ -150,10 +142,9 @@ class Clients(ABC):
         target: Vector | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        """Let every client do ``local.work()`` from x.
+        """Let every client do ``local.work()`` from x; ``slopes`` are the hinge's factors, (n,).
 
-        ``control`` and ``target`` are the SCAFFOLD-type correction (both or none); ``slopes`` are
-        the factors of the hinge, one per client.
+        ``control`` and ``target`` are the SCAFFOLD-type correction (both or none).
         """
 
     @abstractmethod
@@ -213,8 +204,7 @@ class Clients(ABC):
     ) -> Losses | str:
         """Return <v_i, P^-1 v_j> for all pairs of clients, shape (n, n), or why they stay unknown.
 
-        ``multiply`` makes them of the rows v of a matrix. Where sums are hidden, nobody may see
-        this.
+        ``multiply`` makes them of the rows of a matrix. Where sums are hidden, nobody may see this.
         """
         return "this engine does not show inner products of vectors"
 
@@ -227,10 +217,7 @@ class Clients(ABC):
     def evaluate(
         self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
     ) -> list[Evaluation]:
-        """Return what the model is worth to all clients; splits that nobody has are left out.
-
-        ``metrics`` are measured beside what engines measure anyway.
-        """
+        """Return what x is worth to all clients; splits that nobody has are left out."""
         return []
 
     def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
@@ -238,10 +225,7 @@ class Clients(ABC):
         return None
 
     def feature_scales(self) -> Losses | str | None:
-        """Return every feature's standard deviation, NaN if it hardly varies.
-
-        None: samples are no vectors. A reason: they are not here.
-        """
+        """Return every feature's deviation; None: no vectors; a reason: not here."""
         return "the samples are not here"
 
     def predictor(self, x: Vector) -> Any:
@@ -271,11 +255,7 @@ class Clients(ABC):
         return None
 
     def remembers_own(self) -> bool:
-        """Tell whether own parts depend on more than the shared model, so a state must hold them.
-
-        The best own parts for a shared model (profile losses) do not, and those that are elsewhere
-        cannot be held.
-        """
+        """Tell whether a state must hold own parts: x alone does not give them."""
         return False
 
     def own_parts(self, x: Vector) -> Vector | None:
@@ -302,8 +282,7 @@ class Clients(ABC):
 def inner_products(clients: Clients, vectors: ClientVectors, who: str) -> Losses:
     """Return the matrix of <v_i, v_j>, or refuse for an algorithm where an engine declines.
 
-    A federation whose server must not see a client's vector does: the matrix gives the vectors up
-    to a rotation.
+    It gives the vectors up to a rotation, so a federation that hides vectors declines.
     """
     found = clients.inner_products(vectors, multiply_rows)
     if isinstance(found, str):
@@ -336,15 +315,12 @@ class MissingClients(RuntimeError):
 
 @dataclass
 class Traffic:
-    """What went over the wire, or would have: engines write it, the training loop reads it.
-
-    ``up`` and ``down`` count bytes per client of the federation; a model float costs its dtype's
-    width, a loss eight.
+    """Bytes that went over the wire per client, or would have; a loss costs eight.
 
     >>> ledger = Traffic(2)
     >>> ledger.record(np.array([1]), down=40, up=8)
-    >>> ledger.exchanges, ledger.up.tolist(), ledger.down.tolist()
-    (1, [0, 8], [0, 40])
+    >>> ledger.totals()
+    (1, 8, 40)
     """
 
     clients: int

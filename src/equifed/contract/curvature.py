@@ -47,11 +47,7 @@ class Curvature:
         return float(up @ self.strong_convexity) - lost
 
     def least_modulus(self, l1_norm: float) -> float:
-        """Return a lower bound of mu(w) over all w that sum to one with |w|_1 <= ``l1_norm``.
-
-        The positive parts of such w sum to (l1_norm + 1) / 2, the negative ones to
-        (l1_norm - 1) / 2 (SCAFF-PD-IA, Lemma 7).
-        """
+        """Bound mu(w) from below over w that sum to 1, |w|_1 <= ``l1_norm`` (IA, Lemma 7)."""
         up, down = (l1_norm + 1) / 2, (l1_norm - 1) / 2
         least = float(self.strong_convexity.min())
         return up * least - (down * float(self.smoothness.max()) if down > 0 else 0.0)
@@ -59,18 +55,10 @@ class Curvature:
 
 @dataclass(frozen=True, eq=False)
 class Inexactness:
-    """By how much answers at a model may be off, because own parts are found numerically.
+    """By how much answers at a model may be off, because own parts are found numerically."""
 
-    Parameters
-    ----------
-    losses : array, shape (N,)
-        The loss told is above the exact profile loss by at most this, and never below.
-    gradients : array, shape (N,)
-        The gradient told is at most this far from the exact one.
-    """
-
-    losses: Losses
-    gradients: Losses
+    losses: Losses  # told losses are above the exact ones by at most this, never below
+    gradients: Losses  # distance of told gradients from the exact ones, at most
 
     def of_value(self, weights: Weights) -> float:
         """Return how far the weighted loss may be below what was told."""
@@ -83,28 +71,16 @@ class Inexactness:
 
 @dataclass(frozen=True, eq=False)
 class CurvatureSum:
-    r"""A weighted sum :math:`P = \sum_i w_i H_i(x)` of the clients' Hessians, in blocks.
+    r"""A weighted sum :math:`P = \sum_i w_i H_i(x)` of the clients' Hessians, in float64 blocks.
 
-    H_i is the Hessian of f_i at x, L2 penalty included, or an upper bound of it there: one block
-    for each output in place of softmax's full Hessian.
-
-    Parameters
-    ----------
-    blocks : Tensor, shape (b, q, q); (b, q, r) times a thin matrix; (b, q) for the diagonals
-        In float64.
-    places : Tensor, shape (k, q)
-        Where the coordinates of each block lie in a model vector; b is k, or 1 where all share it.
-    penalty : float
-        The L2 penalty's part of the diagonal.
-    exact, constant : bool
-        Whether the H_i are the Hessians themselves, and whether they are the same at every model.
+    H_i has the L2 penalty in it, and may be an upper bound of the Hessian of f_i at x.
     """
 
-    blocks: Vector
-    places: Vector
-    penalty: float
-    exact: bool
-    constant: bool
+    blocks: Vector  # (b, q, q); (b, q, r) times a thin matrix; (b, q) diagonals
+    places: Vector  # (k, q): where each block's coordinates lie; b is k, or 1 where shared
+    penalty: float  # the L2 penalty's part of the diagonal
+    exact: bool  # the H_i are the Hessians themselves
+    constant: bool  # they are the same at every model
 
     def dense(self, size: int) -> Vector:
         """Return P as one matrix; blocks must be whole."""
@@ -118,13 +94,7 @@ class CurvatureSum:
 def check_curvature(blocks: Vector, thin: Vector | None = None) -> str | None:
     """Return what is wrong with one client's Hessian, or None; the engine names the client.
 
-    A Hessian of a convex loss is finite, symmetric and has no negative eigenvalue. Blocks
-    are (b, q, q), (b, q) for the diagonals, or (b, q, r), multiplied with a ``thin`` matrix (q, r):
-    ``thin' H thin`` is a Hessian, too.
-
-    >>> import torch
-    >>> check_curvature(torch.tensor([[[1.0, 2.0], [2.0, 1.0]]]))
-    'its curvature has the negative eigenvalue -1'
+    It is finite, symmetric and has no negative eigenvalue; ``thin' H thin`` is a Hessian, too.
     """
     import torch
 

@@ -1,8 +1,4 @@
-"""What a model is worth to each client, outside any algorithm.
-
-An :class:`Evaluation` has the numbers of one split; :class:`Details` is what single samples say
-about the model at the end: limits of the metrics, the most frequent class, calibration, groups.
-"""
+"""What a model is worth to each client, and what single samples say about it at the end."""
 
 from __future__ import annotations
 
@@ -30,22 +26,11 @@ contract does not import. Engines read ``name``, ``needs``, ``task``, ``compute`
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Which samples of a split a classifier answers correctly, and what it answers.
+    """Which samples of a split a classifier answers correctly, and what it answers."""
 
-    Parameters
-    ----------
-    correct : array of bool, shape (total,)
-        One entry per sample, the clients one after the other.
-    checksums : array of int, shape (N,)
-        A number of each client's samples: the answers of two models may be compared sample by
-        sample where their checksums agree.
-    predicted : array of int, shape (classes,)
-        How many samples were given each class.
-    """
-
-    correct: Flags
-    checksums: Index
-    predicted: Index
+    correct: Flags  # (total,), the clients one after the other
+    checksums: Index  # (N,), of each client's samples: models are compared where they agree
+    predicted: Index  # (classes,): how many samples were given each class
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,24 +68,11 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Calibration:
-    """Samples by the probability that the model gave its answer: how many, how sure, how right.
+    """Samples by the probability that the model gave its answer."""
 
-    Parameters
-    ----------
-    count : tuple of int
-        Samples per bin.
-    confidence : tuple of float
-        Sum of the probabilities of the predicted class, per bin.
-    correct : tuple of int
-        Samples that were answered correctly, per bin.
-
-    >>> Calibration((0, 4), (0.0, 3.2), (0, 2)).error()
-    0.3
-    """
-
-    count: tuple[int, ...]
-    confidence: tuple[float, ...]
-    correct: tuple[int, ...]
+    count: tuple[int, ...]  # samples per bin
+    confidence: tuple[float, ...]  # sum of the probabilities of the predicted class
+    correct: tuple[int, ...]  # samples that were answered correctly
 
     def error(self) -> float:
         """Return the expected calibration error: the mean over samples of |confidence - right|."""
@@ -130,28 +102,12 @@ class GroupDetail:
 
 @dataclass(frozen=True)
 class ClientDetail:
-    """What one client's samples say.
-
-    Parameters
-    ----------
-    size : int
-        Samples.
-    limits : dict
-        95 % limits of its metrics; those that are not known are left out.
-    majority : float, optional
-        Share of its most frequent class: the accuracy of a model that always answers it.
-    classes : int, optional
-        How many classes it has samples of.
-    calibration : Calibration, optional
-        Where the model gives probabilities.
-    groups : dict
-        The groups among its samples.
-    """
+    """What one client's samples say."""
 
     size: int
-    limits: Limits = field(default_factory=dict)
-    majority: float | None = None
-    classes: int | None = None
+    limits: Limits = field(default_factory=dict)  # those that are known
+    majority: float | None = None  # share of its most frequent class
+    classes: int | None = None  # how many it has samples of
     calibration: Calibration | None = None
     groups: dict[str, GroupDetail] = field(default_factory=dict)
 

@@ -1,9 +1,4 @@
-"""What a client does between two messages, as a value.
-
-A :class:`LocalSGD` is what a user sets; :class:`LocalWork` adds what an algorithm wants to know of
-it. Both are frozen and made of plain numbers, so every engine (one process, many, or a federation
-over the network) receives the same description and does the same work.
-"""
+"""What a client does between two messages, as a value of plain numbers for every engine."""
 
 from __future__ import annotations
 
@@ -22,15 +17,10 @@ from equifed.contract.arrays import Vector
 
 @dataclass(frozen=True)
 class SmoothedHinge:
-    r"""Outer transform of a client's loss: a smoothed hinge above a shared threshold.
+    r"""Outer transform of a client's loss: a smoothed hinge above a shared threshold e.
 
-    The client minimises, over its model u and its copy e of the threshold,
-
-    .. math:: \text{slope}_i\, \varphi_\mu(f_i(u) - e) + e, \qquad
-              \varphi_\mu(t) = \mu \log(1 + e^{t/\mu}),
-
-    whose partial derivatives are :math:`s\,\nabla f_i(u)` and :math:`1 - s` with
-    :math:`s = \text{slope}_i\, \mathrm{sigmoid}((f_i(u) - e)/\mu)` (RC-FL, Algorithm 1).
+    The client minimises :math:`\text{slope}_i\, \varphi_\mu(f_i(u) - e) + e` over its model u and
+    its copy of e, :math:`\varphi_\mu(t) = \mu \log(1 + e^{t/\mu})` (RC-FL, Algorithm 1).
     """
 
     threshold: float
@@ -119,11 +109,7 @@ class LocalSGD:
             raise ValueError(f"LocalSGD radius must be positive, got {self.radius}.")
 
     def work(self, **asked: Any) -> LocalWork:
-        """Return the work that a verb sends: these steps, and what else is asked for.
-
-        >>> LocalSGD(lr=0.1, steps=3).work(average=True).results
-        ('displacement', 'average')
-        """
+        """Return the work that a verb sends: these steps, and what else is asked for."""
         return LocalWork(**{**vars(self), **asked})
 
     def steps_for(self, sizes: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
@@ -151,31 +137,13 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class LocalWork(LocalSGD):
-    r"""What ``local_steps`` sends: a user's local steps, and what an algorithm wants of them.
+    """What ``local_steps`` sends: a user's local steps, and what an algorithm wants of them."""
 
-    Parameters
-    ----------
-    lr, steps, epochs, batch_size, proximal, radius, correction
-        As for :class:`LocalSGD`.
-    snapshot : int, optional
-        Also return the iterate after this many steps (DRFA).
-    average : bool
-        Also return the mean of the iterates after each step (DRFA's averaged output).
-    mean_gradient : bool
-        Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option
-        II).
-    multiplier : bool
-        Also return :math:`c_i - c + \text{proximal}\,(x - u)` at the end (FedDyn's :math:`h_i`,
-        which need the whole correction).
-    hinge : SmoothedHinge, optional
-        Outer transform of the client's loss (rFedFair).
-    """
-
-    snapshot: int | None = None
-    average: bool = False
-    mean_gradient: bool = False
-    multiplier: bool = False
-    hinge: SmoothedHinge | None = None
+    snapshot: int | None = None  # also return the iterate after so many steps (DRFA)
+    average: bool = False  # also return the mean of the iterates after each step (DRFA)
+    mean_gradient: bool = False  # also return the mean of the plain gradients g_i (SCAFFOLD, II)
+    multiplier: bool = False  # also return c_i - c + proximal (x - u) at the end (FedDyn)
+    hinge: SmoothedHinge | None = None  # outer transform of the client's loss (rFedFair)
 
     @override
     def __post_init__(self) -> None:
@@ -219,12 +187,7 @@ class LocalWork(LocalSGD):
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LocalWork:
-        """Build the value that :meth:`to_dict` described.
-
-        >>> work = LocalSGD(lr=0.1, steps=3).work(hinge=SmoothedHinge(1.0, 0.1))
-        >>> LocalWork.from_dict(work.to_dict()) == work
-        True
-        """
+        """Build the value that :meth:`to_dict` described."""
         hinge = values.get("hinge")
         return cls(**{**values, "hinge": SmoothedHinge(**hinge) if hinge else None})
 
@@ -243,11 +206,7 @@ def batches_per_pass(sizes: NDArray[np.int64], batch_size: int | None) -> NDArra
 
 
 def uses_minibatches(algorithm: Any) -> bool:
-    """Tell whether an algorithm, or one inside it, asks for minibatches.
-
-    >>> uses_minibatches(LocalSGD(lr=0.1, steps=1, batch_size=5))
-    True
-    """
+    """Tell whether an algorithm, or one inside it, asks for minibatches."""
     if not dataclasses.is_dataclass(algorithm):
         return False
     fields = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}

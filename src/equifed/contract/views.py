@@ -1,7 +1,6 @@
-"""Clients seen through something: a view asks the clients behind it and looks at their answers.
+"""Clients seen through something: a guard, a check or a test double behind an algorithm's back.
 
-A view is what lets a guard, a check or a test double stand between an algorithm and an engine
-without either knowing. It changes numbers (:meth:`ClientsView.see_numbers`) and handles
+A view changes numbers (:meth:`ClientsView.see_numbers`) and handles
 (:meth:`ClientsView.see_vectors`); everything else it passes on.
 """
 
@@ -37,20 +36,9 @@ def _pass_on(name: str) -> Any:
 
 
 class VectorsView(ClientVectors):
-    """A handle behind which there is another one.
+    """A handle behind which there is another one: vectors of a kind, of ``clients`` at a model.
 
-    Parameters
-    ----------
-    behind : ClientVectors
-        The handle that is looked at.
-    clients : ClientsView
-        Whose they are.
-    kind : str
-        What the vectors are.
-    x : Vector, optional
-        The model that they belong to; a memory has none.
-    corrected : bool
-        Whether they come from local steps with a control.
+    A memory has no model ``x``; ``corrected``: they come from local steps with a control.
     """
 
     def __init__(

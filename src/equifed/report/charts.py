@@ -138,12 +138,7 @@ def _describe_range(told: Told) -> str:
 
 
 def find_non_dominated(average: Losses, worst: Losses, *, higher_is_better: bool) -> list[bool]:
-    """Return which points no other point beats in one coordinate without losing in the other.
-
-    >>> average, worst = np.array([0.9, 0.8, 0.7]), np.array([0.5, 0.6, 0.4])
-    >>> find_non_dominated(average, worst, higher_is_better=True)
-    [True, True, False]
-    """
+    """Return which points no other point beats in one coordinate without losing in the other."""
     points = (1.0 if higher_is_better else -1.0) * np.column_stack([average, worst])
     return [
         bool(np.isfinite(p).all() and not ((points >= p).all(1) & (points > p).any(1)).any())

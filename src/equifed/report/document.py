@@ -1,7 +1,6 @@
 """All that a report is made of, before it becomes a page or JSON: what every method's runs say.
 
-What it tells beside its main metric is about the first run of a method, whose samples all its seeds
-share: the majority class, own models, own parts, further metrics, calibration.
+Beside the main metric it is about a method's first run, whose samples all its seeds share.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ class Column:
 class Told:
     """What the runs of one method say; per-client numbers have shape (N,), NaN where not known.
 
-    The limits are means over runs: Wilson's for accuracies, for others what the clients' samples
-    say. The runs share their test samples, so several runs do not narrow them. ``lowest`` is what
-    the first run's samples say about the worst client, for accuracies.
+    Limits are means over runs, which share their test samples: several runs do not narrow them.
     """
 
     method: Method
@@ -69,7 +66,7 @@ class Told:
     weight: Weights
     participation: Weights
     quarantines: Index
-    lowest: WorstClient | None
+    lowest: WorstClient | None  # what the first run's samples say about the worst client
 
     @property
     def worst(self) -> int | None:
@@ -136,10 +133,7 @@ def _limit_clients(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstC
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The methods, what was measured, and against which of them the others are held.
-
-    ``told`` has an entry for every method, or none where nothing was evaluated.
-    """
+    """The methods, what was measured, and against which of them the others are held."""
 
     title: str
     methods: list[Method]
@@ -147,7 +141,7 @@ class Report:
     scale: Scale | None = None
     target: float | None = None
     measures: tuple[Measure, ...] = ()
-    told: tuple[Told, ...] = ()
+    told: tuple[Told, ...] = ()  # one for every method; none where nothing was evaluated
     problems: tuple[str, ...] = ()
     root: Path | None = None  # where the names of folders begin
 
@@ -224,8 +218,7 @@ def build(
 ) -> Report:
     """Measure methods; the first one is the baseline unless another is named.
 
-    ``target`` is the worst client's value for rounds and bytes to a target; by default its final
-    value under the baseline.
+    ``target`` is the worst client's value to reach; by default its final one under the baseline.
     """
     names = [method.name for method in methods]
     if baseline is not None and baseline not in names:

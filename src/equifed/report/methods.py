@@ -1,7 +1,4 @@
-"""What a report is about: a metric on a split, and methods with their runs.
-
-A :class:`Scale` says how numbers are written, everywhere on a page in the same way.
-"""
+"""What a report is about: a metric on a split with how its numbers are written, and methods."""
 
 from __future__ import annotations
 
@@ -32,12 +29,7 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Scale:
-    """A metric on a split, and how to write its values.
-
-    >>> accuracy = Scale("accuracy", "test")
-    >>> accuracy.text(0.7631), accuracy.change(-0.0214), Scale("loss", "test").text(0.51239)
-    ('76.3 %', '−2.1 points', '0.5124')
-    """
+    """A metric on a split, and how to write its values, everywhere on a page in the same way."""
 
     metric: str
     split: str
@@ -54,20 +46,12 @@ class Scale:
 
     @property
     def label(self) -> str:
-        """Name with the split.
-
-        >>> Scale("accuracy", "test").label
-        'test accuracy'
-        """
+        """Name with the split."""
         return f"{self.split} {self.kind.label}"
 
     @property
     def axis(self) -> str:
-        """Name with the split and the unit.
-
-        >>> Scale("accuracy", "test").axis, Scale("loss", "train").axis
-        ('test accuracy, %', 'train loss')
-        """
+        """Name with the split and the unit."""
         return self.label + ("," + self.kind.unit if self.kind.unit else "")
 
     def number(self, value: float) -> str:
@@ -79,11 +63,7 @@ class Scale:
         return self.kind.write(value) if math.isfinite(value) else DASH
 
     def span(self, lower: float, upper: float) -> str:
-        """Write an interval.
-
-        >>> Scale("accuracy", "test").span(0.5, 0.613)
-        '50.0 to 61.3 %'
-        """
+        """Write an interval."""
         return f"{self.number(lower)} to {self.number(upper)}{self.kind.unit}"
 
     def signed(self, value: float) -> str:
@@ -95,29 +75,17 @@ class Scale:
         return self.signed(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
 
     def gap(self, value: float) -> str:
-        """Write a distance between two values.
-
-        >>> Scale("accuracy", "test").gap(0.125)
-        '12.5 points'
-        """
+        """Write a distance between two values."""
         return self.number(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
 
 
 def capital(text: str) -> str:
-    """Write the first letter large, and leave the others: names of metrics have theirs.
-
-    >>> capital("test MSE")
-    'Test MSE'
-    """
+    """Write the first letter large, and leave the others: names of metrics have theirs."""
     return text[:1].upper() + text[1:]
 
 
 def add_sign(value: float, magnitude: str) -> str:
-    """Put a sign before a magnitude; ± where all of its digits are zero.
-
-    >>> add_sign(-0.2, "0.2"), add_sign(-0.01, "0.0")
-    ('−0.2', '±0.0')
-    """
+    """Put a sign before a magnitude; ± where all of its digits are zero."""
     if not math.isfinite(value):
         return DASH
     if not any(digit in magnitude for digit in "123456789"):
@@ -126,11 +94,7 @@ def add_sign(value: float, magnitude: str) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Write a number of bytes.
-
-    >>> bytes_text(1_234_567), bytes_text(12), bytes_text(-2e9)
-    ('1.23 MB', '12 B', '−2 GB')
-    """
+    """Write a number of bytes."""
     if not math.isfinite(count):
         return DASH
     size, sign = abs(count), MINUS if count < 0 else ""
@@ -141,20 +105,12 @@ def bytes_text(count: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Write a count with its noun.
-
-    >>> plural(1, "seed"), plural(1200, "client")
-    ('1 seed', '1,200 clients')
-    """
+    """Write a count with its noun."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def join_names(names: Sequence[object], most: int = NAMED) -> str:
-    """List a few names, and count the others.
-
-    >>> join_names("abcd", most=2), join_names("ab")
-    ('a, b and 2 more', 'a, b')
-    """
+    """List a few names, and count the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 

@@ -1,9 +1,8 @@
 """How well a method serves its clients, what that cost, and how far it is from a baseline.
 
-Seeds that all give the same number are no evidence about anything but the seeds. Limits of a
-difference therefore come from the test samples: paired sample by sample where both runs recorded
-which samples they answer correctly, and otherwise as if each model had its own samples, which is
-cautious. Where seeds vary on the same samples, both reasons to vary are added up.
+Seeds that all give the same number are no evidence: limits of a difference come from test samples,
+paired sample by sample where both runs recorded their answers, and cautious otherwise. Where seeds
+vary on the same samples, both reasons to vary are added up.
 """
 
 from __future__ import annotations
@@ -67,31 +66,23 @@ class Measure:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference to the baseline within seeds; limits are infinite where nothing is known.
-
-    ``before`` and ``after`` are the means of the baseline and of the method over the same seeds,
-    ``pairs`` of them; ``paired`` says whether limits compare the two models sample by sample.
-    """
+    """A mean difference to the baseline within seeds; infinite limits where nothing is known."""
 
     interval: Interval
-    before: float
-    after: float
-    pairs: int
+    before: float  # mean of the baseline over the same seeds
+    after: float  # and of the method
+    pairs: int  # how many seeds
     about: Source = "none"
-    paired: bool = False
+    paired: bool = False  # limits compare the two models sample by sample
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measure of one method over its runs.
+    """A measure of one method over its runs; limits are infinite where nothing is known."""
 
-    ``values`` has one for each run, NaN where it is not defined, as a target that was not reached.
-    Limits are infinite where nothing is known; they are about ``source``.
-    """
-
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # one for each run; NaN: a target that was not reached
     interval: Interval
-    source: Source = "none"
+    source: Source = "none"  # what limits are about
     difference: Difference | None = None
 
     @property
@@ -149,10 +140,7 @@ def measure_run(history: History, scale: Scale, target: float | None) -> dict[st
 
 
 def choose_target(baseline: Method, scale: Scale) -> float | None:
-    """Return the worst client's final value under the baseline, in its least good run.
-
-    Every run of the baseline gets there, and the question to the others is how soon they do.
-    """
+    """Return the worst client's final value under the baseline, in its least good run."""
     final = reduce_clients(baseline.final(scale), scale, "worst")
     known: list[float] = final[np.isfinite(final)].tolist()
     return (min if scale.higher_is_better else max)(known, default=None)
@@ -246,15 +234,11 @@ def choose_format(measure: Measure, scale: Scale) -> Callable[[float], str]:
 
 @dataclass(frozen=True, eq=False)
 class SampleEvidence:
-    """What single samples say about the difference of two methods, over the seeds.
-
-    ``together`` tells whether all seeds had the same samples, so that seeds do not show how much
-    the samples matter.
-    """
+    """What single samples say about the difference of two methods, over the seeds."""
 
     intervals: dict[str, Interval]
     paired: bool
-    together: bool
+    together: bool  # all seeds had the same samples, so that seeds do not show what these do
 
 
 def compare_values(
@@ -280,11 +264,7 @@ def compare_values(
 
 
 def agree(values: Losses | Sequence[float]) -> bool:
-    """Tell whether numbers are equal but for rounding; a single one agrees with itself.
-
-    >>> agree([0.1 + 0.2, 0.3]), agree([0.3, 0.31])
-    (True, False)
-    """
+    """Tell whether numbers are equal but for rounding; a single one agrees with itself."""
     array = np.asarray(values, dtype=np.float64)
     return float(np.ptp(array)) <= 1e-12 * max(1.0, float(np.abs(array).max()))
 
@@ -292,10 +272,9 @@ def agree(values: Losses | Sequence[float]) -> bool:
 def compare_samples(
     pairs: Sequence[tuple[History, History]], scale: Scale, vary: bool
 ) -> SampleEvidence | None:
-    """Return limits over samples for two methods, mean over their common seeds.
+    """Return limits over samples for two methods, mean over their common seeds; None: no counts.
 
-    None if the accuracies are no counts of equally many samples; and where every measure varies
-    over seeds and samples cannot be paired, for then seeds are the evidence there is.
+    Where every measure varies over seeds and samples cannot be paired, seeds are the evidence.
     """
     if not scale.kind.is_fraction or not pairs:
         return None

@@ -28,20 +28,12 @@ text{font:12px sans-serif;fill:#1b1f24}.tick,.label{fill:#5b6470;font-size:11.5p
 
 
 def num(value: float) -> str:
-    """Write a coordinate shortly.
-
-    >>> num(12.0), num(3.14159)
-    ('12', '3.1')
-    """
+    """Write a coordinate shortly."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def tag(name: str, content: str | Markup = "", /, **attributes: object) -> Markup:
-    """Return an element; every attribute and all text is escaped.
-
-    >>> tag("text", "<b>", x=1.0, text_anchor="end")
-    Markup('<text x="1" text-anchor="end">&lt;b&gt;</text>')
-    """
+    """Return an element; every attribute and all text is escaped."""
     shown = {k: num(v) if isinstance(v, float) else str(v) for k, v in attributes.items()}
     pairs = [f'{k.rstrip("_").replace("_", "-")}="{escape(v)}"' for k, v in shown.items()]
     head, inside = " ".join([name, *pairs]), escape(content)
@@ -49,11 +41,7 @@ def tag(name: str, content: str | Markup = "", /, **attributes: object) -> Marku
 
 
 def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Return round numbers between two limits.
-
-    >>> nice_ticks(0.0, 1.0)
-    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    """
+    """Return round numbers between two limits."""
     if not high > low:
         return [low]
     raw = (high - low) / count
@@ -104,11 +92,7 @@ class Axis:
         return float(self(value))
 
     def ticks(self) -> list[float]:
-        """Return where to put ticks: where what is written there is the number itself.
-
-        >>> Axis(0, 15, 0, 100, write="{:.0f}".format).ticks()
-        [0.0, 5.0, 10.0, 15.0]
-        """
+        """Return where to put ticks: where what is written there is the number itself."""
         if self.log:
             return log_ticks(self.low, self.high)
         every = nice_ticks(self.low, self.high)
@@ -116,21 +100,15 @@ class Axis:
         return exact if len(exact) > 1 else every
 
 
-def limits(
-    *arrays: ArrayLike, pad: float = 0.05, floor: float | None = None
-) -> tuple[float, float]:
-    """Return limits around all finite numbers, with some room.
-
-    >>> limits([0.0, 1.0], pad=0.5)
-    (-0.5, 1.5)
-    """
+def limits(*arrays: ArrayLike, pad: float = 0.05) -> tuple[float, float]:
+    """Return limits around all finite numbers, with some room."""
     flat = np.concatenate([np.ravel(np.asarray(a, dtype=np.float64)) for a in arrays])
     known = flat[np.isfinite(flat)]
     if known.size == 0:
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
     room = (high - low) * pad or max(abs(high) * pad, 1e-12)
-    return max(low - room, -math.inf if floor is None else floor), high + room
+    return low - room, high + room
 
 
 @dataclass
@@ -232,22 +210,14 @@ def shorten(name: str, most: int) -> str:
 
 
 def path(xs: ArrayLike, ys: ArrayLike) -> str:
-    """Return path data through the finite points, in order.
-
-    >>> path([0.0, 10.0, 20.0], [1.0, float("nan"), 3.0])
-    'M0 1L20 3'
-    """
+    """Return path data through the finite points, in order."""
     x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
     known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     return "M" + "L".join(f"{num(x[i])} {num(y[i])}" for i in known) if len(known) else ""
 
 
 def thinned(count: int, most: int = SHOWN_POINTS) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return at most ``most`` positions of ``count``, with the first and the last.
-
-    >>> thinned(5, most=3)
-    array([0, 2, 4])
-    """
+    """Return at most ``most`` positions of ``count``, with the first and the last."""
     if count <= most:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
@@ -273,11 +243,7 @@ def frame(
 
 
 def spaced(places: Sequence[float], gap: float) -> list[float]:
-    """Move places down, in order, until neighbours are at least ``gap`` apart.
-
-    >>> spaced([10.0, 12.0, 40.0], gap=8.0)
-    [10.0, 18.0, 40.0]
-    """
+    """Move places down, in order, until neighbours are at least ``gap`` apart."""
     out = list(places)
     last = -math.inf
     for i in sorted(range(len(out)), key=lambda i: out[i]):
@@ -286,13 +252,7 @@ def spaced(places: Sequence[float], gap: float) -> list[float]:
 
 
 def swarm(places: Sequence[float], gap: float, most: int) -> list[tuple[float, int]]:
-    """Return places and levels 0, 1, -1, 2, ... of dots; a column of width ``gap`` has one of each.
-
-    Beyond ``most`` dots in a column they share places.
-
-    >>> swarm([1.0, 1.2, 9.0], gap=2.0, most=5)
-    [(1.0, 0), (1.2, 1), (9.0, 0)]
-    """
+    """Return places and levels 0, 1, -1, 2, ... of dots, one of each per column ``gap`` wide."""
     filled: Counter[int] = Counter()
     out = []
     for place in places:

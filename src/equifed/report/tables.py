@@ -98,10 +98,7 @@ def format_cell(told: Told, measure: Measure, baseline: bool = False) -> Cell:
 
 
 def _format_limits(found: Measured, write: Callable[[float], str]) -> str:
-    """Return the interval over seeds as ±, which is symmetric; that over samples by its ends.
-
-    A number that its interval leaves outside has the corrected one beside it.
-    """
+    """Return ± over seeds, ends over samples; one outside has the corrected number beside it."""
     interval = found.interval
     if not is_finite(interval) or interval.lower == interval.upper:
         return ""
@@ -184,11 +181,7 @@ def write_clients_csv(report: Report) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    r"""Return CSV whose text no spreadsheet takes for a formula.
-
-    >>> csv_text(["client", "accuracy"], [["=1+1", 0.5]])
-    "client,accuracy\n'=1+1,0.5\n"
-    """
+    """Return CSV whose text no spreadsheet takes for a formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
@@ -363,11 +356,7 @@ def _interval_json(interval: Interval) -> dict[str, float | None]:
 
 
 def to_json_number(value: Any) -> float | int | None:
-    """Return a number that JSON has, or None.
-
-    >>> to_json_number(np.float64(0.5)), to_json_number(float("inf")), to_json_number(np.int64(3))
-    (0.5, None, 3)
-    """
+    """Return a number that JSON has, or None."""
     if isinstance(value, int | np.integer):
         return int(value)
     return float(value) if math.isfinite(value) else None

@@ -202,11 +202,7 @@ def _describe_cost(told: Told, baseline: Method) -> str:
 
 
 def describe_effect(difference: Interval, scale: Scale) -> str:
-    """Say what happened to a level of service, with {} in the place of its name.
-
-    >>> describe_effect(Interval(-0.02, -0.03, -0.01), Scale("accuracy", "test"))
-    'lowered {} by 2.0 points (95 % interval 1.0 to 3.0)'
-    """
+    """Say what happened to a level of service, with {} in the place of its name."""
     change = difference.estimate
     if change == 0 and not is_finite(difference):
         return "did not change {}"
@@ -221,11 +217,7 @@ def describe_effect(difference: Interval, scale: Scale) -> str:
 
 
 def write_span(difference: Interval, scale: Scale) -> str:
-    """Write the limits of a difference.
-
-    >>> write_span(Interval(0.0, -0.01, 0.02), Scale("accuracy", "test"))
-    '95 % interval −1.0 to +2.0'
-    """
+    """Write the limits of a difference."""
     return f"95 % interval {scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
 
 

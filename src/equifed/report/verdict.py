@@ -1,8 +1,6 @@
 """Is there anything to gain, and who would be better off alone? One sentence, and its numbers.
 
-The sentence says that some clients are served worse than others only where few test samples do not
-explain it: :func:`equifed.metrics.compare_to_chance` for accuracies, Welch's test of every client
-against the others for losses. It is wrong about equally served clients at most once in forty times.
+It is wrong about equally served clients at most once in forty times.
 """
 
 from __future__ import annotations
@@ -28,17 +26,13 @@ from equifed.training.history import History
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says about its clients: in one sentence, and in the numbers behind it.
-
-    ``equal`` is None where nothing is said. ``better_alone`` are clients whose own models are
-    measured to be better.
-    """
+    """What a run says about its clients: in one sentence, and in the numbers behind it."""
 
     sentence: str
     notes: tuple[str, ...] = ()
-    equal: bool | None = None
+    equal: bool | None = None  # None: nothing is said
     underserved: tuple[str, ...] = ()
-    better_alone: tuple[str, ...] = ()
+    better_alone: tuple[str, ...] = ()  # whose own models are measured to be better
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as the report's JSON has it."""
@@ -66,11 +60,7 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
 
 
 def name_clients(names: tuple[str, ...], all_names: tuple[str, ...]) -> str:
-    """List a few names, or say how many there are of all.
-
-    >>> name_clients(("a", "b"), ("a", "b", "c"))
-    'a and b'
-    """
+    """List a few names, or say how many there are of all."""
     if len(names) > NAMED:
         return f"{len(names)} of {len(all_names)} clients"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
@@ -202,16 +192,12 @@ def find_floor(method: Method, scale: Scale) -> float:
 
 @dataclass(frozen=True, eq=False)
 class AloneTable:
-    """What clients would have alone, beside the shared model: ``some`` are those compared.
-
-    ``gains`` has, for every client, own model minus shared one and 95 % limits; NaN if unknown.
-    ``sure`` are clients that are better off alone beyond chance, all clients considered (Holm).
-    """
+    """What clients would have alone, beside the shared model."""
 
     values: Losses
-    gains: Losses
-    some: Any
-    sure: tuple[int, ...]
+    gains: Losses  # (N, 3): own model minus shared one and 95 % limits; NaN if unknown
+    some: Any  # clients that are compared
+    sure: tuple[int, ...]  # better off alone beyond chance, all clients considered (Holm)
     event: Mapping[str, Any]
 
 
@@ -291,13 +277,7 @@ def _describe_alone(
 
 
 def describe_gain(found: AloneTable, i: int, scale: Scale) -> str:
-    """Write what a client gains by its own model, with its limits.
-
-    >>> values = np.array([[0.03, -0.01, 0.07]])
-    >>> table = AloneTable(values[:, 0], values, np.array([0]), (), {})
-    >>> describe_gain(table, 0, Scale("accuracy", "test"))
-    '+3.0 points (−1.0 to +7.0)'
-    """
+    """Write what a client gains by its own model, with its limits."""
     change, lower, upper = map(float, found.gains[i])
     text = scale.change(change)
     if not (math.isfinite(lower) and math.isfinite(upper)):
