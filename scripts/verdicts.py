@@ -30,8 +30,8 @@ import numpy as np
 from scipy.stats import binom, hypergeom
 
 from equifed.contract.evaluation import ClientDetail, Details
-from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import limit_mean
+from equifed.metrics.paired import gain_of_pairs
 from equifed.report import Method, Scale, Verdict, write_verdict
 from equifed.training.history import History, MetricRecord
 

@@ -18,7 +18,8 @@ from equifed.contract.streams import Stream
 from equifed.data import DataError, Federation
 from equifed.engines.simulate import simulate
 from equifed.flower.secure.sums import SecureSums
-from equifed.metrics import METRICS, Metric, as_metrics, wilson_interval
+from equifed.metrics import METRICS, Metric, wilson_interval
+from equifed.metrics.metric import as_metrics
 from equifed.models.losses import cross_entropy, weigh_classes
 from equifed.training.history import History, MetricRecord
 from equifed.training.loop import train

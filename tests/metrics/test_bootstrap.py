@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from equifed import metrics
-from equifed.metrics import bootstrap
-from equifed.metrics.bootstrap import corrected_interval, draw_accuracies
+from equifed.metrics import intervals
+from equifed.metrics.intervals import corrected_interval, draw_accuracies
 
 pytestmark = pytest.mark.long
 
@@ -93,7 +93,7 @@ def test_seeded_and_independent_of_blocks(monkeypatch):
 
     first = find(7)
     assert first == find(7) != find(8)
-    monkeypatch.setattr(bootstrap, "_BLOCK", 30)
+    monkeypatch.setattr(intervals, "_BLOCK", 30)
     again = find(7)
     assert (again.lower, again.upper) == pytest.approx((first.lower, first.upper), rel=1e-12)
 

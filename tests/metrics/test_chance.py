@@ -13,10 +13,10 @@ from equifed.metrics import chance as module
 from equifed.metrics import (
     chance_floor,
     compare_to_chance,
-    find_worse_means,
     variance_beyond_chance,
     worst_fraction,
 )
+from equifed.metrics.chance import find_worse_means
 
 
 @given(

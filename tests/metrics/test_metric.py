@@ -15,12 +15,11 @@ from equifed.metrics import (
     METRICS,
     Metric,
     as_metric,
-    as_metrics,
     best_fraction,
     find_metric,
     worst,
 )
-from equifed.metrics.metric import limit_mean
+from equifed.metrics.metric import as_metrics, limit_mean
 from sklearn import metrics as theirs
 
 pytestmark = pytest.mark.long

@@ -11,18 +11,16 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from equifed import metrics
-from equifed.metrics import (
-    Interval,
+from equifed.metrics import Interval
+from equifed.metrics.paired import (
     assume_independent,
+    average_difference,
+    bootstrap_difference,
     combine_sources,
+    correlate,
     count_pairs,
     difference_intervals,
     newcombe_interval,
-)
-from equifed.metrics.paired import (
-    average_difference,
-    bootstrap_difference,
-    correlate,
     worst_difference,
 )
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equifed.contract.evaluation import Hits
-from equifed.metrics import count_pairs, newcombe_interval, wilson_interval
+from equifed.metrics import wilson_interval
+from equifed.metrics.paired import count_pairs, newcombe_interval
 from equifed.report import (
     Method,
     Scale,

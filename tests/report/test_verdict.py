@@ -10,7 +10,7 @@ from tests.report.synthetic import comparison
 
 import equifed as ef
 from equifed.contract.evaluation import Calibration, ClientDetail, Details, GroupDetail
-from equifed.metrics import gain_of_pairs
+from equifed.metrics.paired import gain_of_pairs
 from equifed.report import (
     Scale,
     as_json,

@@ -1,33 +1,23 @@
 """Fairness of one number per client: reducers, a summary under stable names, and how sure it is."""
 
-from equifed.metrics.bootstrap import accuracy_intervals
 from equifed.metrics.chance import (
     EqualService,
     chance_floor,
     compare_to_chance,
-    find_worse_means,
     variance_beyond_chance,
 )
 from equifed.metrics.intervals import (
     Interval,
     WorstClient,
-    correct_counts,
+    accuracy_intervals,
     mean_interval,
     wilson_interval,
     worst_client_interval,
 )
-from equifed.metrics.metric import METRICS, Metric, as_metric, as_metrics, find_metric
-from equifed.metrics.paired import (
-    Gain,
-    assume_independent,
-    combine_sources,
-    count_pairs,
-    difference_intervals,
-    gain_of_pairs,
-    newcombe_interval,
-    paired_difference,
-)
+from equifed.metrics.metric import METRICS, Metric, as_metric, find_metric
+from equifed.metrics.paired import paired_difference
 from equifed.metrics.reducers import (
+    REDUCERS,
     average_by_client,
     average_by_sample,
     best_fraction,
@@ -36,41 +26,30 @@ from equifed.metrics.reducers import (
     relative_unfairness,
     spread,
     standard_deviation,
+    summary,
     twenty_twenty,
     worst,
     worst_fraction,
 )
-from equifed.metrics.summary import REDUCERS, Reducer, summary
 
 __all__ = [
     "METRICS",
     "REDUCERS",
     "EqualService",
-    "Gain",
     "Interval",
     "Metric",
-    "Reducer",
     "WorstClient",
     "accuracy_intervals",
     "as_metric",
-    "as_metrics",
-    "assume_independent",
     "average_by_client",
     "average_by_sample",
     "best_fraction",
     "chance_floor",
-    "combine_sources",
     "compare_to_chance",
-    "correct_counts",
-    "count_pairs",
-    "difference_intervals",
     "find_metric",
-    "find_worse_means",
-    "gain_of_pairs",
     "gini",
     "lorenz_curve",
     "mean_interval",
-    "newcombe_interval",
     "paired_difference",
     "relative_unfairness",
     "spread",

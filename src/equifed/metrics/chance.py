@@ -175,18 +175,7 @@ def _lower_tails(k: Values, m: Values) -> Values:
 def find_worse_means(means: ArrayLike, errors: ArrayLike, sizes: ArrayLike) -> tuple[int, ...]:
     """Return the clients whose mean loss is above that of the others by more than chance.
 
-    For losses that are never negative: Welch's test of each client against the mean of the others,
-    on logarithms because standard errors grow with means, one-sided, with Bonferroni's correction.
-
-    Parameters
-    ----------
-    means, errors
-        Mean loss of every client and its standard error.
-    sizes
-        Samples; clients with fewer than two cannot be told.
-
-    >>> find_worse_means([1.0, 1.1, 5.0], [0.1, 0.1, 0.2], [50, 50, 50])
-    (2,)
+    Welch's test of logarithms, one-sided, of each against the others, with Bonferroni's correction.
     """
     from scipy.special import stdtr
 

@@ -26,16 +26,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equifed.contract.streams import Stream
-from equifed.metrics.bootstrap import resample
 from equifed.metrics.intervals import (
     Interval,
     check_seeds,
     limit_wilson,
     mean_interval,
+    resample,
     worst_client_interval,
 )
-from equifed.metrics.reducers import Values, check_nonnegative
-from equifed.metrics.summary import REDUCERS, Reducer
+from equifed.metrics.reducers import REDUCERS, Reducer, Values, check_nonnegative
 
 Joint = Values
 """Counts (n, 4) of each client: right for both, for ours alone, for theirs alone, for neither."""
@@ -58,13 +57,7 @@ def paired_difference(values: ArrayLike, baseline: ArrayLike) -> Interval:
 
 
 def count_pairs(ours: NDArray[np.bool_], theirs: NDArray[np.bool_], sizes: ArrayLike) -> Joint:
-    """Count the pairs of answers of each client; samples lie one client after the other.
-
-    >>> both, ours = np.array([True, True, False]), np.array([True, False, False])
-    >>> count_pairs(ours, both, [2, 1])
-    array([[1., 0., 1., 0.],
-           [0., 0., 0., 1.]])
-    """
+    """Count the pairs of answers of each client; samples lie one client after the other."""
     m = np.asarray(sizes, dtype=np.int64)
     if not len(ours) == len(theirs) == m.sum():
         raise ValueError(f"expected {m.sum()} answers of both, got {len(ours)} and {len(theirs)}.")
@@ -75,11 +68,7 @@ def count_pairs(ours: NDArray[np.bool_], theirs: NDArray[np.bool_], sizes: Array
 
 
 def assume_independent(ours: ArrayLike, theirs: ArrayLike, sizes: ArrayLike) -> Joint:
-    """Return the counts that are expected if who is right about a sample does not depend on it.
-
-    >>> assume_independent([3], [2], [4])
-    array([[1.5, 1.5, 0.5, 0.5]])
-    """
+    """Return the counts expected if who is right about a sample does not depend on it."""
     m = check_nonnegative(sizes, "sizes")
     p, q = np.asarray(ours) / m, np.asarray(theirs) / m
     shares: Joint = np.stack([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)], axis=1)
@@ -101,11 +90,7 @@ def newcombe_interval(joint: Joint) -> tuple[Values, Values, Values]:
     r"""Return each client's difference of accuracies, and its limits, shape (n,) each.
 
     With Wilson's limits l and u of both accuracies p and q and their correlation phi,
-
-    .. math:: p - q - \sqrt{(p-l_p)^2 - 2\phi(p-l_p)(u_q-q) + (u_q-q)^2}
-
-    and in the same way upwards. Like Wilson's, it covers at its level on average over true
-    accuracies, above or below at single ones.
+    :math:`p - q - \sqrt{(p-l_p)^2 - 2\phi(p-l_p)(u_q-q) + (u_q-q)^2}`, and in the same way upwards.
 
     >>> counts = np.array([[36.0, 12.0, 2.0, 0.0]])  # the paper's Table II
     >>> [limit.round(4).item() for limit in newcombe_interval(counts)]
@@ -132,16 +117,12 @@ def _combine(x: Values | float, y: Values | float, correlation: Values | float) 
 
 @dataclass(frozen=True)
 class Gain:
-    """What one client gains by our model: ours minus theirs, its 95 % limits, and a test.
-
-    ``p`` is the chance of samples that speak as much for our model although it is not better. In
-    the metric's units: with errors a gain is negative.
-    """
+    """What one client gains by our model: ours minus theirs, its 95 % limits, and a test."""
 
     difference: float
     lower: float
     upper: float
-    p: float
+    p: float  # chance of samples that speak as much for our model although it is not better
 
 
 def gain_of_pairs(
@@ -149,13 +130,7 @@ def gain_of_pairs(
 ) -> Gain:  # fmt: skip
     """Compare what two models do with the same samples of one client.
 
-    Right or wrong answers (1 or 0) have Newcombe's interval and McNemar's exact test; errors have
-    Student's of their differences. Where samples cannot tell, limits are infinite.
-
-    >>> gain_of_pairs(
-    ...     np.array([1.0, 1.0, 1.0, 0.0]), np.zeros(4), higher_is_better=True, fraction=True
-    ... ).p
-    0.125
+    Right or wrong answers (1 or 0) have Newcombe's interval and McNemar's exact test.
     """
     from scipy.special import bdtrc, stdtr, stdtrit
 
@@ -176,12 +151,7 @@ def gain_of_pairs(
 
 
 def combine_sources(estimate: float, intervals: Iterable[Interval]) -> Interval:
-    """Return limits for an estimate that varies for several independent reasons.
-
-    >>> sources = [Interval(0.0, -3.0, 6.0), Interval(0.0, -4.0, 8.0)]
-    >>> combine_sources(1.0, sources)
-    Interval(estimate=1.0, lower=-4.0, upper=11.0)
-    """
+    """Return limits for an estimate that varies for several independent reasons."""
     listed = list(intervals)
     below = math.hypot(*(i.estimate - i.lower for i in listed))
     above = math.hypot(*(i.upper - i.estimate for i in listed))
@@ -244,13 +214,7 @@ def bootstrap_difference(reducer: Reducer, joint: Joint, resamples: int = 1000) 
 def difference_intervals(
     joint: Joint, names: Sequence[str], *, resamples: int = 1000
 ) -> dict[str, Interval]:
-    """Return a 95 % interval for the difference of each named reducer, if there is a valid one.
-
-    >>> joint = np.array([[3.0, 2.0, 0.0, 3.0], [5.0, 1.0, 1.0, 1.0]])
-    >>> found = difference_intervals(joint, ["average_by_client", "worst", "spread"])
-    >>> list(found), found["average_by_client"].estimate
-    (['average_by_client', 'worst'], 0.125)
-    """
+    """Return a 95 % interval for the difference of each named reducer, if one is valid."""
     sizes, out = joint.sum(axis=1), {}
     for name in names:
         if name == "average_by_client":

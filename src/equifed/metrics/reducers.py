@@ -8,6 +8,9 @@ Gini coefficient and ratios of tails are blind to the level: read them beside an
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -248,3 +251,79 @@ def twenty_twenty(values: ArrayLike) -> Reduced:
     3.0
     """
     return relative_unfairness(values, alpha=0.2, beta=0.2)
+
+
+# -- by name ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """A named way from one value per client to one number; lower is fairer, unless of a level."""
+
+    name: str  # key in :func:`summary`
+    function: Callable[..., Reduced]  # of values of shape (n,) or (b, n)
+    directed: bool = False  # the function takes ``higher_is_better``
+    level: bool = False  # of service: better in the direction of the values
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # that the result never leaves
+    signed: bool = True  # it is defined for negative values
+    extreme: bool = False  # it rests on a single client: the bootstrap is wrong for it
+
+    def compute(self, values: ArrayLike, higher_is_better: bool) -> Reduced:
+        """Return the number, or one for each row."""
+        if self.directed:
+            return self.function(values, higher_is_better=higher_is_better)
+        return self.function(values)
+
+    def lower_is_better(self, *, higher_is_better: bool) -> bool:
+        """Return whether a lower result is better for values of the given direction."""
+        return not (self.level and higher_is_better)
+
+
+REDUCERS = {
+    reducer.name: reducer
+    for reducer in (
+        Reducer("average_by_client", average_by_client, level=True),
+        Reducer("worst", worst, True, True, extreme=True),
+        Reducer("worst_20_percent", partial(worst_fraction, fraction=0.2), True, True),
+        Reducer("best_20_percent", partial(best_fraction, fraction=0.2), True, True),
+        Reducer("spread", spread, bounds=(0.0, math.inf), extreme=True),
+        Reducer("standard_deviation", standard_deviation, bounds=(0.0, math.inf)),
+        Reducer("gini", gini, bounds=(0.0, 1.0), signed=False),
+        Reducer("twenty_twenty", twenty_twenty, bounds=(1.0, math.inf), signed=False),
+    )
+}
+"""Every reducer of a plain vector by its name, in the order of tables."""
+
+
+def summary(
+    values: ArrayLike, sizes: ArrayLike | None = None, *, higher_is_better: bool
+) -> dict[str, float]:
+    """Return every reducer of one vector, by name, and ``clients``: how many were summarised.
+
+    Reducers that are not defined for negative values are NaN when there are any.
+
+    Parameters
+    ----------
+    values
+        One number per client, shape (n,).
+    sizes
+        Sample counts; with them ``average_by_sample`` is added.
+    higher_is_better
+        True for accuracies, False for losses.
+
+    >>> row = summary([0.9, 0.5, 0.7], higher_is_better=True)
+    >>> row["worst"], round(row["average_by_client"], 6), round(row["spread"], 6)
+    (0.5, 0.7, 0.4)
+    """
+    array = check_finite(values)
+    if array.ndim != 1:
+        raise ValueError(f"values must hold one number per client, shape (n,), got {array.shape}.")
+    negative = bool((array < 0).any())
+    result = {"clients": float(array.size)}
+    with np.errstate(over="ignore", invalid="ignore"):  # losses of 1e300 have an infinite deviation
+        for name, r in REDUCERS.items():
+            defined = r.signed or not negative
+            result[name] = r.compute(array, higher_is_better) if defined else math.nan
+        if sizes is not None:
+            result["average_by_sample"] = average_by_sample(array, sizes)
+    return result

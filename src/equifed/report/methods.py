@@ -15,7 +15,8 @@ import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.evaluation import Details
-from equifed.metrics import Interval, Metric, correct_counts, find_metric
+from equifed.metrics import Interval, Metric, find_metric
+from equifed.metrics.intervals import correct_counts
 from equifed.training.files import refuse_links
 from equifed.training.folder import is_complete
 from equifed.training.history import History, MetricRecord

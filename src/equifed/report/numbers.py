@@ -19,15 +19,17 @@ from equifed.metrics import (
     REDUCERS,
     Interval,
     accuracy_intervals,
-    assume_independent,
-    combine_sources,
-    correct_counts,
-    count_pairs,
-    difference_intervals,
     mean_interval,
     paired_difference,
     summary,
     wilson_interval,
+)
+from equifed.metrics.intervals import correct_counts
+from equifed.metrics.paired import (
+    assume_independent,
+    combine_sources,
+    count_pairs,
+    difference_intervals,
 )
 from equifed.report.methods import DASH, Method, Scale, bytes_text
 from equifed.training.history import History

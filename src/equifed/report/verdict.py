@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.arrays import Losses
-from equifed.metrics import (
-    EqualService,
-    chance_floor,
-    compare_to_chance,
-    find_worse_means,
-)
-from equifed.metrics.chance import LEVEL
+from equifed.metrics import EqualService, chance_floor, compare_to_chance
+from equifed.metrics.chance import LEVEL, find_worse_means
 from equifed.report.methods import NAMED, Method, Scale, capital, join_names, plural
 from equifed.training.history import History
 

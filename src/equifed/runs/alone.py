@@ -21,8 +21,8 @@ from equifed.data.federation import Federation
 from equifed.engines.evaluate import SampleScores, to_array
 from equifed.engines.in_process import resolve_model
 from equifed.engines.simulate import Simulated, simulate
-from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import Metric, find_metric
+from equifed.metrics.paired import gain_of_pairs
 from equifed.models.architectures import choose_init
 from equifed.models.curvature import PIECE, find_places, linear_layer, read_design, trained_rows
 from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data

@@ -13,7 +13,8 @@ from safetensors.torch import save
 
 from equifed.contract.arrays import Index, Losses
 from equifed.data.federation import Federation
-from equifed.metrics import Interval, count_pairs, mean_interval, newcombe_interval
+from equifed.metrics import Interval, mean_interval
+from equifed.metrics.paired import count_pairs, newcombe_interval
 from equifed.models.own_part import choose_own
 from equifed.models.predictor import Predictor
 from equifed.runs.build import load_data
