@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import (
-    DataName,
-    Json,
-    Set,
-    complete_names,
-    open_console,
-    print_json,
-)
+from equifed.cli.terminal import DataName, Json, Set, complete_names, open_console, print_json
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation

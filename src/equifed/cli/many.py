@@ -23,19 +23,8 @@ from equifed.cli.terminal import (
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from equifed.report import Report
     from equifed.runs.config import RunConfig
-
-TERMINAL = {
-    "average_by_client": "average",
-    "worst": "worst",
-    "spread": "spread",
-    "gini": "Gini",
-    "rounds_to_target": "to target",
-}
-"""What fits into a terminal; the report has the rest."""
 
 
 def report(
@@ -113,15 +102,9 @@ def compare(
     from equifed.runs.many import read_variants
 
     made = compare_configs(
-        read_variants(configs, settings or []),
-        out,
-        seeds=seeds,
-        jobs=jobs,
-        overwrite=overwrite,
-        baseline=baseline,
-        target=target,
-        console=open_console(quiet),
-    )
+        read_variants(configs, settings or []), out, seeds=seeds, jobs=jobs, overwrite=overwrite,
+        baseline=baseline, target=target, console=open_console(quiet),
+    )  # fmt: skip
     if json:
         numbers = loads((out / PLAN).read_text(encoding="utf-8"))
         print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
@@ -180,15 +163,9 @@ def sweep(
     from equifed.runs.comparison import sweep as sweep_configs
 
     made, points = sweep_configs(
-        config,
-        over,
-        out,
-        overrides=settings or [],
-        seeds=seeds,
-        jobs=jobs,
-        overwrite=overwrite,
+        config, over, out, overrides=settings or [], seeds=seeds, jobs=jobs, overwrite=overwrite,
         console=open_console(quiet),
-    )
+    )  # fmt: skip
     if json:
         print_json({"folder": str(out), "points": points, "problems": list(made.problems)})
     _show_end(made, out / "frontier.html", quiet or json)
@@ -197,8 +174,7 @@ def sweep(
 # -- demo ---------------------------------------------------------------------------------------
 
 ROUNDS, LOCAL = 200, {"lr": 0.03, "steps": 5}
-NEAR = 0.005
-"""The certified relative gap at which a method stops that has one."""
+NEAR = 0.005  # the certified relative gap at which a method stops that has one
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local": LOCAL},
     "scaffold": {"name": "scaffold", "local": LOCAL},
@@ -280,12 +256,15 @@ def _summarise(clients: dict[str, float]) -> dict[str, Any]:
 def _show_end(made: Report, page: Path, quiet: bool) -> None:
     """Show the comparison and where its page is, and fail if some runs did."""
     from equifed.report import describe_warnings, write_headline
+    from equifed.runs.comparison import tabulate_comparison
     from equifed.training.play_round import TrainingError
     from equifed.training.show import print_line
 
     console = open_console(quiet, stdout=True)
     if made.scale is not None:
-        console.print(tabulate_comparison(made))
+        for differences in (False, True) if len(made.methods) > 1 else (False,):
+            table = tabulate_comparison(made, differences)
+            console.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
         if verdict := write_headline(made)["verdict"]:
             print_line(console, verdict)
     for sentence in describe_warnings(made.methods):
@@ -293,37 +272,3 @@ def _show_end(made: Report, page: Path, quiet: bool) -> None:
     print_line(console, f"report: {page}")
     if made.problems:
         raise TrainingError("\n".join(["Some runs failed:", *made.problems]))
-
-
-def tabulate_comparison(report: Report) -> Table:
-    """Return the comparison for a terminal: a row per method, differences below."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from equifed.contract.arrays import show_text
-    from equifed.report import list_comparison
-
-    seeds = max(len(method.runs) for method in report.methods)
-    title = f"{report.title}, " + (f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed")
-    if len(report.methods) > 1:
-        base = report.methods[report.baseline].name
-        title += f"; below: difference to {base} within seeds"
-    table = Table(title=Text(show_text(title)), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    rows = dict(zip((m.key for m in report.measures), list_comparison(report), strict=True))
-    shown = {key: label for key, label in TERMINAL.items() if key in rows}  # not all have a target
-    table.add_column("")
-    for label in shown.values():
-        table.add_column(label, justify="right")
-    for m, method in enumerate(report.methods):
-        cells = []
-        for key in shown:
-            cell = rows[key]["cells"][m]
-            note = cell["note"] if cell["note"].startswith("±") else ""
-            value = Text(" ".join(filter(None, [cell["value"].removesuffix(" points"), note])))
-            colour = {"better": "green", "worse": "red"}.get(cell["tone"], "dim")
-            for text, style in ((cell["aside"], "dim"), (cell["change"], colour)):
-                value = value.append("\n" + text, style) if text else value
-            cells.append(value)
-        table.add_row(Text(show_text(method.name)), *cells)
-    return table

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import (
-    Json,
-    Overwrite,
-    Quiet,
-    Trust,
-    open_console,
-    print_json,
-)
+from equifed.cli.terminal import Json, Overwrite, Quiet, Trust, open_console, print_json
 
 if TYPE_CHECKING:
     from equifed.models.predictor import Predictor
@@ -26,8 +19,7 @@ Run = Annotated[Path, typer.Argument(help="Folder of a run, or of what equifed e
 RunOnly = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Rows = Annotated[Path, typer.Argument(help="CSV or Parquet file with a header line.")]
 Client = Annotated[
-    str | None,
-    typer.Option(help="Whose rows these are, where the table has no client column."),
+    str | None, typer.Option(help="Whose rows these are, where the table has no client column.")
 ]
 Personalised = Annotated[
     bool,
@@ -227,8 +219,7 @@ def export(
         bool, typer.Option("--card", help="Also MODEL_CARD.md, with the numbers of every client.")
     ] = False,
     client: Annotated[
-        str | None,
-        typer.Option(help="Whose model, where every client has a part of its own."),
+        str | None, typer.Option(help="Whose model, where every client has a part of its own.")
     ] = None,
     personalised: Personalised = False,
     trust: Trust = False,

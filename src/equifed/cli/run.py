@@ -89,11 +89,7 @@ def init(
 def _guess(table: Path, client: str | None, target: str | None, coded: list[str]) -> Guess:
     """Return what the columns are: as given, else as guessed."""
     from equifed.data.columns import look_at, read_columns
-    from equifed.data.infer import (
-        guess_client,
-        guess_columns,
-        guess_target,
-    )
+    from equifed.data.infer import guess_client, guess_columns, guess_target
 
     columns = read_columns(table)
     looks = {name: look_at(values) for name, values in columns.items()}

@@ -64,8 +64,7 @@ DataName = Annotated[
     typer.Argument(help="Data set; see: equifed list data.", autocompletion=complete_names("data")),
 ]
 Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Run the code that the folder names; only if you know it."),
+    bool, typer.Option("--trust", help="Run the code that the folder names; only if you know it.")
 ]
 
 

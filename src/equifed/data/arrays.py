@@ -1,9 +1,4 @@
-"""Your arrays: those of all clients become of one kind, or it is said whose are different.
-
-Clients come as ``{name: (X, y)}``; X and y as lists, arrays, tensors or data frames. What cannot be
-taken over without changing it is refused: a mask that would be lost, numbers that would become
-text, a gap that would become a class called "None".
-"""
+"""Your arrays: those of all clients become of one kind, or it is said whose are different."""
 
 from __future__ import annotations
 
@@ -221,20 +216,27 @@ def number_targets(arrays: Mapping[str, Array], classes: int | None, task: str |
     """Return the targets as int64 or float64, the number of classes, and names given to classes."""
     filled = {where: y for where, y in arrays.items() if len(y)}
     texts = [where for where, y in filled.items() if y.dtype == object]
-    numbers = [where for where, y in filled.items() if y.dtype != object]
-    if texts and numbers:
-        raise DataError(f"{texts[0]} is text, {numbers[0]} numbers; give all text or all numbers.")
-    if texts:
-        return _number_text(filled, arrays, classes, task)
+    numbers = [where for where in filled if where not in texts]
     fractions = any(y.dtype.kind == "f" for y in filled.values())
-    if task == "regression" or (task is None and classes is None and fractions):
+    refuse_any(
+        (texts and numbers, f"{(texts or '?')[0]} is text, {(numbers or '?')[0]} numbers; give all "
+         "text or all numbers."),
+        (texts and task == "regression", f"{(texts or '?')[0]} is text, which is no value to "
+         "regress on; give numbers."),
+    )  # fmt: skip
+    if task == "regression" or (task is None and classes is None and fractions and not texts):
         return {where: y.astype(np.float64) for where, y in arrays.items()}, None, ()
     labels = {where: _as_labels(y, where) for where, y in arrays.items()}
-    distinct = np.unique(np.concatenate(list(labels.values())))
-    natural = len(distinct) == distinct[-1] + 1 and distinct[0] == 0  # 0..K - 1, all there
-    if classes is not None:
+    distinct = np.unique(np.concatenate([labels[where] for where in filled]))
+    if classes is not None and texts and classes != len(distinct):
+        raise DataError(
+            f"{texts[0]}: there are {len(distinct)} different texts ({', '.join(distinct[:5])}) "
+            f"but classes={classes}; give labels 0..{classes - 1}, or leave classes out."
+        )
+    if classes is not None and not texts:
         return labels, classes, ()
-    if task is None and (not natural or len(distinct) > MANY):
+    natural = not texts and len(distinct) == distinct[-1] + 1 and distinct[0] == 0  # 0..K - 1
+    if task is None and not texts and (not natural or len(distinct) > MANY):
         odd = distinct[0] if distinct[0] < 0 else distinct[-1]
         where = next(where for where, y in labels.items() if odd in y)
         ask_task(where, distinct.tolist(), ", or classes=K if they are labels 0..K - 1")
@@ -244,44 +246,26 @@ def number_targets(arrays: Mapping[str, Array], classes: int | None, task: str |
     return coded, len(distinct), tuple(str(v) for v in distinct)
 
 
-def _number_text(
-    filled: Mapping[str, Array], arrays: Mapping[str, Array], classes: int | None, task: str | None
-) -> Numbered:
-    for where, y in filled.items():
-        if task == "regression":
-            raise DataError(f"{where} is text, e.g. {y[0]!r}, so it cannot be regressed on.")
-        if y.ndim > 1 and y.shape[1:] != (1,):
-            raise DataError(f"{where} has shape {y.shape}; give one label per sample.")
-    titles = tuple(sorted({v for y in filled.values() for v in y.ravel().tolist()}))
-    if classes is not None and classes != len(titles):
-        raise DataError(
-            f"{next(iter(arrays))}: there are {len(titles)} different texts "
-            f"({', '.join(titles[:5])}) but classes={classes}; give labels 0..{classes - 1}, or "
-            "leave classes out."
-        )
-    code = {title: k for k, title in enumerate(titles)}
-    listed = {where: [code[v] for v in y.ravel().tolist()] for where, y in arrays.items()}
-    return {where: np.array(y, np.int64) for where, y in listed.items()}, len(titles), titles
-
-
 def _as_labels(y: Array, where: str) -> Array:
-    """Return whole numbers as int64 of shape (m,)."""
+    """Return texts, or whole numbers as int64, of shape (m,)."""
     if len(y) and y.ndim > 1 and y.shape[1:] != (1,):
         raise DataError(
             f"{where} has shape {y.shape}; give one label per sample (one-hot rows: "
             ".argmax(1)), or floats for a regression."
         )
     y = y.ravel()
-    if y.dtype.kind == "f":
-        refuse(
-            np.flatnonzero(~(np.isfinite(y) & (y == np.round(y)))),
-            lambda k: (
-                f"{where}: labels must be whole numbers, got {y[k]} in row {k}; correct "
-                "them, or leave classes out for a regression."
-            ),
-        )
+    if y.dtype == object:
+        return y
+    numbers = y.astype(np.float64)
     refuse(
-        y[np.abs(y.astype(np.float64)) >= 2**53],
+        np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)))),
+        lambda k: (
+            f"{where}: labels must be whole numbers, got {y[k]} in row {k}; correct "
+            "them, or leave classes out for a regression."
+        ),
+    )
+    refuse(
+        y[np.abs(numbers) >= 2**53],
         lambda large: f"{where}: {large} is no label; relabel the classes 0..K - 1.",
     )
     return y.astype(np.int64)

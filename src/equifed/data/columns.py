@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from equifed.data.split import DataError, Rows, refuse, refuse_any, refuse_twice
 
 BOOLS = (bool, np.bool_)
-CELLS = (str, Real, Decimal, np.bool_, datetime.date, np.datetime64)
-"""What a cell may be."""
+CELLS = (str, Real, Decimal, np.bool_, datetime.date, np.datetime64)  # what a cell may be
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")

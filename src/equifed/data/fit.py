@@ -8,14 +8,10 @@ question of the answers or, at the end, the :class:`~equifed.data.preparation.Pr
     while not isinstance(asked, Preparation):
         asked = combine(asked, {name: describe_rows(rows[name], asked) for name in clients})
 
-Questions and answers are plain values that JSON can hold. What a client tells of its training rows:
-
-1. ``kinds``: how many numbers, texts, dates and gaps a column has;
-2. ``sums``: the sum of its numbers, the counts of its categories;
-3. ``squares``: sums of differences from the common mean and of their squares, so that large offsets
-   cost no digits.
-
-Everything is added up, so that hidden sums do (:mod:`equifed.flower.hidden_fit`).
+Questions and answers are plain values that JSON can hold: ``kinds`` (how many numbers, texts, dates
+and gaps a column has), ``sums`` (of its numbers; counts of its categories), ``squares`` (of
+differences from the common mean, so that large offsets cost no digits). Everything is added up, so
+that hidden sums do (:mod:`equifed.flower.hidden_fit`).
 """
 
 from __future__ import annotations
@@ -57,12 +53,10 @@ from equifed.data.split import MANY, DataError, ask_task, refuse
 
 Numbers = NDArray[np.float64]
 Question = dict[str, Any]
-Answers = Mapping[str, Mapping[str, Any]]
-"""Client name to what :func:`describe_rows` returned."""
+Answers = Mapping[str, Mapping[str, Any]]  # client name to what describe_rows returned
 
 DATES = "dates; a model needs numbers: turn them into days since a first day, years, months"
-FEW = 20
-"""Texts that are all different are an identifier from this many on."""
+FEW = 20  # texts that are all different are an identifier from this many on
 EPS = float(np.finfo(float).eps)
 
 
@@ -360,10 +354,7 @@ def _refuse_numbers_in_text(name: str, values: Sequence[Any], look: Look, cure: 
 
 
 def combine_targets(
-    name: str,
-    answers: Answers,
-    task: str | None = None,
-    classes: int | None = None,
+    name: str, answers: Answers, task: str | None = None, classes: int | None = None
 ) -> Target:
     """Return the target of all clients, from what :func:`describe_target` gave for each."""
     where = f"Column {name!r}"

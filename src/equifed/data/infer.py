@@ -9,14 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.data.columns import (
-    Columns,
-    Look,
-    look_at,
-    name_categories,
-    refuse_absent,
-    to_numbers,
-)
+from equifed.data.columns import Columns, Look, look_at, name_categories, refuse_absent, to_numbers
 from equifed.data.fit import combine_targets, describe_target
 from equifed.data.split import DataError, Task, refuse
 
@@ -41,12 +34,10 @@ IDENTIFIERS = (
     *("account", "serial", *PEOPLE),
 )
 MOST_CLIENTS, MOST_CODES = 2000, 10
-MOST_GROUPS = 20
-"""Values of a column by which metrics can reasonably be reported."""
+MOST_GROUPS = 20  # values of a column by which metrics can reasonably be reported
 PAIRS = 5
 """How many more equal pairs must be expected than there are before that tells an identifier."""
-FEW = 10
-"""Fewer rows tell nothing about a column; texts with fewer may be too few for a category."""
+FEW = 10  # fewer rows tell nothing about a column; texts with fewer may be too few for a category
 NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})")
 """A number with a sign, thousands or a unit around it."""
 

@@ -18,15 +18,13 @@ from equifed.contract.streams import Stream
 T = TypeVar("T")
 Array = NDArray[Any]
 Rows = NDArray[np.int64]
-Labels = NDArray[np.str_]
-"""The split of every row: train, validation or test."""
+Labels = NDArray[np.str_]  # the split of every row: train, validation or test
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 TOKENS = np.dtype(np.int64)
 
 Task: TypeAlias = Literal["classification", "regression"]
-MANY = 20
-"""Whole numbers with more different values than this may be values as well as classes."""
+MANY = 20  # whole numbers with more different values than this may be values as well as classes
 MOST_CLASSES = 1_000_000
 """A label beyond this is a mistake, not a class: every class is an output of the model."""
 

@@ -41,8 +41,7 @@ from equifed.data.split import (
     refuse_twice,
 )
 
-UNKNOWN = "unknown"
-"""The group of rows that do not say theirs."""
+UNKNOWN = "unknown"  # the group of rows that do not say theirs
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ from equifed.training.history import HELD, History
 from equifed.training.loop import train
 from equifed.training.tables import MetricRecord
 
-GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Strengths of the penalty that are tried beside the given one."""
+GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # strengths of the penalty that are tried beside the given one
 WithAlone: TypeAlias = Literal["auto"] | bool
 """Whether own models are fitted; ``"auto"``: where :func:`is_small_and_convex`."""
 FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 200, 10_000_000

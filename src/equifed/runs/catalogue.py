@@ -26,8 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-OWN = "equifed_own_"
-"""How the names of modules begin that were loaded by their path."""
+OWN = "equifed_own_"  # how the names of modules begin that were loaded by their path
 
 
 class UnknownName(ValueError):

@@ -102,23 +102,27 @@ class Comparison:
         """Write the HTML report (and, if asked, a page per participant); see ``write_report``."""
         return write_report(self.measured, path, per_client=per_client)
 
-    def _table(self) -> Table:
-        report = self.measured
-        seeds = max(len(found) for found in self.histories.values())
-        title = f"{report.title}, {seeds} seed{'' if seeds == 1 else 's'}"
-        if report.scale is not None:
-            title += f", {report.scale.split} {report.scale.kind.label}"
-        rows = [
-            (row["label"], *(_write_cell(cell) for cell in row["cells"]))
-            for row in list_comparison(report)
-        ]
-        return Table(title, ("", *(show_text(m.name) for m in report.methods)), rows)
-
     def __repr__(self) -> str:
-        return str(self._table())
+        return str(tabulate_comparison(self.measured))
 
     def _repr_html_(self) -> str:
-        return self._table()._repr_html_()
+        return tabulate_comparison(self.measured)._repr_html_()
+
+
+def tabulate_comparison(report: Report, differences: bool = False) -> Table:
+    """Return every measure of every method, or how much it differs from the baseline's."""
+    seeds = max(len(method.runs) for method in report.methods)
+    title = f"{report.title}, {seeds} seed{'' if seeds == 1 else 's'}"
+    if report.scale is not None:
+        title += f", {report.scale.split} {report.scale.kind.label}"
+    if differences:
+        title = f"difference to {report.methods[report.baseline].name} within seeds"
+    rows = [
+        (row["label"], *(c["change"] if differences else _write_cell(c) for c in row["cells"]))
+        for row in list_comparison(report)
+    ]
+    header = ("", *(show_text(method.name) for method in report.methods))
+    return Table(show_text(title), header, [row for row in rows if any(row[1:])])
 
 
 def _write_cell(cell: Mapping[str, str]) -> str:

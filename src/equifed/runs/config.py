@@ -47,8 +47,7 @@ from equifed.training.play_round import MissingPolicy
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 
-MOST_THREADS = 1024
-"""Beyond it the thread library ends the process for want of memory."""
+MOST_THREADS = 1024  # beyond it the thread library ends the process for want of memory
 
 # -- the settings of each table ---------------------------------------------------------------
 

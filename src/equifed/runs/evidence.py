@@ -44,8 +44,7 @@ README, CLIENT_TABLE, CERTIFICATE, VERSIONS, SUMS = (
     "README.md", "clients.csv", "certificate.json", "versions.json", "SHA256SUMS"
 )  # fmt: skip
 FEDERATION = "flower.json"
-EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The time of every file in the zip."""
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of every file in the zip
 
 QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("1 (c), 2 (c)", "Which software, in which versions?", (VERSIONS, f"run/{RUN}")),

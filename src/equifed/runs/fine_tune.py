@@ -30,12 +30,9 @@ PENALTIES = (0.1, 1.0, 10.0, 100.0)
 """Strengths tried: (penalty / 2) |v - shared|^2 beside the sum of the losses."""
 RATES, STEPS = (0.01, 0.03, 0.1), (10, 30, 100)
 """Step sizes and numbers of steps of fine-tuning that are tried."""
-BATCH = 20
-"""Samples of a step of fine-tuning."""
-MOST_BYTES = 2**32
-"""Of all clients' own models together."""
-ENOUGH = 20
-"""Validation samples from which on a client's own part is fitted to them."""
+BATCH = 20  # samples of a step of fine-tuning
+MOST_BYTES = 2**32  # of all clients' own models together
+ENOUGH = 20  # validation samples from which on a client's own part is fitted to them
 FOLDS = 5
 
 Found = tuple[Predictor, dict[str, "Choice"], tuple[str, ...]]

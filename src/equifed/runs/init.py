@@ -163,8 +163,7 @@ def write_toml(value: Any) -> str:
 
 # -- what it will take ------------------------------------------------------------------------
 
-TRIED = 3
-"""Rounds that are run, and thrown away, to measure."""
+TRIED = 3  # rounds that are run, and thrown away, to measure
 
 
 def estimate(config: RunConfig) -> dict[str, Any]:

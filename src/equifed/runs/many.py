@@ -34,8 +34,7 @@ from equifed.training.tables import CONFIG, RUN, describe_value
 
 VARIANTS = "variants"
 MOST_SETTINGS = 2
-Grid = Mapping[str, Sequence[str]]
-"""Settings of a sweep by their keys, and the values to try."""
+Grid = Mapping[str, Sequence[str]]  # settings of a sweep by their keys, and the values to try
 
 
 # -- configurations ---------------------------------------------------------------------------

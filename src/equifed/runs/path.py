@@ -38,8 +38,7 @@ from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.tables import RoundRecord, describe_value
 
-WAY = (4, 16)
-"""What the last penalty is divided by on the way to the worst case."""
+WAY = (4, 16)  # what the last penalty is divided by on the way to the worst case
 
 
 class Heard(ClientsView):

@@ -40,8 +40,7 @@ Sizes = Sequence[int] | None
 
 NONE = "none"
 """What a configuration says for no value, where the default is one: TOML has no word for it."""
-AUTO = "auto"
-"""What a configuration says for a local step size that is to be measured."""
+AUTO = "auto"  # what a configuration says for a local step size that is to be measured
 BY_SIZE = "size"
 """What a configuration says where numbers per client are wanted: the clients' training samples."""
 INSTEAD = {"steps": "epochs", "epochs": "steps"}

@@ -19,8 +19,7 @@ from equifed.objectives.base import Objective, SaddleObjective
 from equifed.objectives.dual_steps import Euclidean
 
 Array = NDArray[np.float64]
-Saddle = Any
-"""A :class:`SaddleObjective`; what it lacks is found out by the checks."""
+Saddle = Any  # A SaddleObjective; what it lacks is found out by the checks
 
 SCALES = (1e-300, 1e-150, 1e-9, 1e9, 1e150, 1e300)
 
@@ -178,11 +177,7 @@ def check_conjugacy(objective: Saddle, at: Points) -> None:
 def check_prox(objective: Saddle, at: Points) -> None:
     """Check: first-order optimality of step psi + |. - point|^2 / 2, in variational form."""
     best = objective.prox(at.point, at.step)
-    others = (
-        objective.prox(at.other, at.step),
-        objective.weights(at.other),
-        objective.start(at.n),
-    )
+    others = (objective.prox(at.other, at.step), objective.weights(at.other), objective.start(at.n))
     for other in others:
         rise = at.step * (objective.penalty(other) - objective.penalty(best))
         slope = rise + float((best - at.point) @ (other - best))
