@@ -11,7 +11,7 @@ import pytest
 from experiments.harness.experiment import EXPERIMENTS, definition
 from experiments.harness.running import reproduce
 
-from equifed.runs import fine_tune
+from equifed.runs import personalise as fine_tune
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,7 @@ import equifed as ef
 from equifed.algorithms import FedAvg
 from equifed.cli.main import app
 from equifed.contract.local import LocalSGD
-from equifed.runs import fine_tune as module
+from equifed.runs import personalise as module
 from equifed.runs.load import PERSONAL_PARTS, PERSONALISED
 from equifed.runs.personalise import describe, personalise
 from equifed.training.files import RunFolderError, digest, seal, write_file

@@ -224,26 +224,7 @@ def _write_type(setting: Setting) -> str:
 
 
 def read_meanings(documented: Callable[..., Any]) -> dict[str, str]:
-    """Return the first sentence about every parameter of a docstring in NumPy's style.
-
-    >>> def scale(x, a, b):
-    ...     '''Scale.
-    ...
-    ...     Parameters
-    ...     ----------
-    ...     x : float
-    ...         What to scale, :math:`x`. Any number.
-    ...     a, b : float, optional
-    ...         From ``a``
-    ...         to ``b``.
-    ...
-    ...     Returns
-    ...     -------
-    ...     float
-    ...     '''
-    >>> read_meanings(scale)
-    {'x': 'What to scale, x', 'a': 'From a to b', 'b': 'From a to b'}
-    """
+    """Return the first sentence about every parameter of a docstring in NumPy's style."""
     _, _, text = (inspect.getdoc(documented) or "").partition("Parameters\n----------\n")
     found: dict[str, str] = {}
     for block in re.split(r"\n(?=\S)", text):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import Json, Overwrite, Quiet, Trust, open_console, print_json
+from equifed.cli.terminal import Json, Overwrite, Quiet, Trust, print_json
 
 if TYPE_CHECKING:
     from equifed.models.predictor import Predictor
@@ -188,22 +188,19 @@ def evaluate(
 
 def _print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:
     """Print records of the same fields as a table."""
-    from rich.table import Table
+    from equifed.data.describe import Table
 
-    table = Table(title=title, title_justify="left", box=None)
-    for name, value in records[0].items():
-        table.add_column(
-            name.replace("_", " "), justify="left" if isinstance(value, str) else "right"
-        )
-    for record in records:
-        table.add_row(*map(_show, record.values()))
-    open_console(stdout=True).print(table)
+    header = tuple(name.replace("_", " ") for name in records[0])
+    rows = [tuple(map(_show, record.values())) for record in records]
+    typer.echo(str(Table(title, header, rows)))
 
 
 def _show(value: Any) -> str:
+    from equifed.contract.arrays import show_text
+
     if value is None or value != value:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else show_text(str(value))
 
 
 def export(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from equifed.models.newton import fitted_loss
 from equifed.models.own_part import OwnPart
 from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
 from equifed.report import write_card
-from equifed.runs.build import build_module
+from equifed.runs.build import build_module, load_data
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.training.files import RunFolderError, digest, read_json, read_sealed
@@ -94,6 +94,33 @@ def load_predictor(
         outputs_shape=tuple(told["target_shape"]),
         **{**more, "own": own},
     )
+
+
+def load_with_data(
+    run: str | Path | History, data: Federation | None, trust: bool
+) -> tuple[Predictor, Federation]:
+    """Return what predicts, and the run's data; refuse others."""
+    if isinstance(run, History):
+        history, folder, predictor = run, run.folder, run.predictor(trust=trust)
+    else:
+        folder, predictor = Path(run), load_predictor(run, trust=trust)
+        history = History.load(run, model=False)
+    if data is None:
+        if folder is None or not (folder / CONFIG).exists():
+            raise ValueError("The run does not say how its data are loaded; give data=.")
+        data = load_data(RunConfig.read(folder / CONFIG).data)
+    known = history.provenance.get("data", {})
+    if folder is not None and (folder / RUN).exists():
+        known = read_json(folder / RUN).get("data", known)
+    wanted = known.get("sha256") if isinstance(known, Mapping) else None
+    if wanted is not None and wanted != data.checksum():
+        raise ValueError("These are other data than the run was trained on; give the same.")
+    if predictor.clients != data.names:
+        raise ValueError(
+            f"The run's clients are {', '.join(predictor.clients[:5])}, the data's "
+            f"{', '.join(data.names[:5])}; give the data that it was trained on."
+        )
+    return predictor, data
 
 
 def _read_made(path: Path) -> dict[str, Any]:
