@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     for given, words in cases:
         with pytest.raises(ValueError, match=words):
             history.personalise(data, own="all", **given)
-    with pytest.raises(ValueError, match="lr and steps are of fine-tuning .*got own='bias'"):
+    with pytest.raises(ValueError, match=r"lr and steps are of fine-tuning .*got own='bias'"):
         history.personalise(data, lr=0.1)
     with pytest.raises(ValueError, match="own parts already"):
         trained(data, own="bias").personalise(data, own="all")
