@@ -142,7 +142,8 @@ def test_fedeba_is_its_naive_twin(problem: Problem, angle: float) -> None:
                 g = problem.gradient_of(i, u)
                 u = u - 0.05 * (0.7 * g + 0.3 * fair if angle == 0 else g)
             ends.append(u)
-        x = p @ np.array(ends)
+        first = x - 0.05 * sum(problem.gradient_of(i, x) for i in range(n)) / n
+        x = p @ np.array(ends) if angle == 0 else 0.7 * p @ np.array(ends) + 0.3 * first
     state, _ = rounds(FedEBA(WORK, 3.0, 0.3, angle), problem.clients(), start(problem), ROUNDS)
     np.testing.assert_allclose(state.x, x, **CLOSE)
 
@@ -163,7 +164,15 @@ def test_mean_variance_is_chi_square(values: list[float], strength: float) -> No
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.floats(0, 3))
 @settings(deadline=None, max_examples=50)
 def test_weights_are_the_gradient_of_the_semi_variance(values: list[float], b: float) -> None:
-    losses, objective = np.array(values), SemiVariance(b)
+    losses = np.array(values)
+    sizes = tuple(range(1, len(values) + 1))
+    for objective in (SemiVariance(b), SemiVariance(b, sizes)):
+        check_gradient(objective, losses)
+    copies = np.repeat(losses, sizes)  # a client of size k is k clients
+    assert SemiVariance(b, sizes).value(losses) == pytest.approx(SemiVariance(b).value(copies))
+
+
+def check_gradient(objective: SemiVariance, losses: np.ndarray) -> None:
     step = 1e-6 * np.eye(len(losses))
     slope = [(objective.value(losses + e) - objective.value(losses - e)) / 2e-6 for e in step]
     np.testing.assert_allclose(objective.weights(losses), slope, atol=1e-4)

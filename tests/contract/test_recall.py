@@ -34,7 +34,7 @@ ALL: list[Any] = [
     DRFA(ONE),
     DeltaFL(ONE),
     FedAvg(ONE),
-    FedEBA(ONE, angle=90.0),
+    FedEBA(ONE, angle=90.0, align_model=False),
     Scaffold(ONE, "fresh"),
     ScaffPD(CVaR(0.5), ONE, STEPS),
     tilted_erm(ONE),

@@ -112,17 +112,21 @@ def propfair(
     participation: float = 1.0,
     server_lr: float = 1.0,
     patience: int = PATIENCE,
+    prior: tuple[float, ...] | None = None,
 ) -> Reweighted:
-    r"""Return PropFair (Zhang et al. 2022): weights :math:`1/(M - f_i)`, M the ``ceiling``.
+    r"""Return PropFair: weights :math:`p_i/(M - f_i)`, M the ``ceiling``.
 
-    It minimises :math:`-\sum_i \log(M - f_i)`, continued by its tangent where M - f_i is below
-    ``floor``. The paper transforms the loss of every minibatch; here the weight is that of the
+    It minimises :math:`-\sum_i p_i \log(M - f_i)`, continued by its tangent where M - f_i is below
+    ``floor``. ``prior`` are the p_i: uniform unless given; the released code takes the numbers of
+    samples. The paper transforms the loss of every minibatch; here the weight is that of the
     client's loss at the beginning of the round. The ceiling is a loss that is bad for everybody.
+    Zhang, Malekmohammadi, Chen, Yu. "Proportional fairness in federated learning." TMLR 2023.
 
     >>> propfair(ceiling=3.0).objective
     Proportional(ceiling=3.0, floor=0.2, prior=None)
     """
-    return Reweighted(Proportional(ceiling, floor), local, participation, server_lr, patience)
+    objective = Proportional(ceiling, floor, prior)
+    return Reweighted(objective, local, participation, server_lr, patience)
 
 
 def semi_vred(
@@ -131,10 +135,14 @@ def semi_vred(
     participation: float = 1.0,
     server_lr: float = 1.0,
     patience: int = PATIENCE,
+    prior: tuple[float, ...] | None = None,
 ) -> Reweighted:
     """Return Semi-VRed: mean loss plus ``strength`` times the semi-variance of the losses.
 
+    ``prior`` are the weights of the means: uniform unless given, numbers of samples for instance.
+    Malekmohammadi, Yu. "Semi-variance reduction for fair federated learning." arXiv:2406.16193.
+
     >>> semi_vred(1.0).objective
-    SemiVariance(strength=1.0)
+    SemiVariance(strength=1.0, prior=None)
     """
-    return Reweighted(SemiVariance(strength), local, participation, server_lr, patience)
+    return Reweighted(SemiVariance(strength, prior), local, participation, server_lr, patience)

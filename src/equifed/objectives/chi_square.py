@@ -161,9 +161,10 @@ def mean_variance(strength: float) -> ChiSquare:
 class SemiVariance(Objective):
     r"""Mean loss plus a multiple of the semi-variance (Semi-VRed).
 
-    .. math:: \Phi(\ell) = \bar\ell + \frac{b}{n} \sum_i (\ell_i - \bar\ell)_+^2, \qquad
-        w_i = \frac1n \Bigl(1 + 2b\bigl((\ell_i - \bar\ell)_+ - \tfrac1n
-        \textstyle\sum_j (\ell_j - \bar\ell)_+\bigr)\Bigr)
+    .. math:: \Phi(\ell) = \bar\ell + b \sum_i p_i (\ell_i - \bar\ell)_+^2, \quad
+        \bar\ell = \sum_i p_i \ell_i, \qquad
+        w_i = p_i \Bigl(1 + 2b\bigl((\ell_i - \bar\ell)_+ -
+        \textstyle\sum_j p_j (\ell_j - \bar\ell)_+\bigr)\Bigr)
 
     Only losses above the mean pay. The weights sum to one; those of clients below the mean are
     negative where b times the mean excess is above one half. Convex, but without a dual step in
@@ -173,6 +174,9 @@ class SemiVariance(Objective):
     ----------
     strength
         b, at least 0, in the inverse unit of the loss.
+    prior
+        Positive numbers, one per client, normalised to the p_i; None is uniform. The numbers of
+        samples make the mean that of all samples.
 
     Examples
     --------
@@ -181,19 +185,25 @@ class SemiVariance(Objective):
     """
 
     strength: float
+    prior: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength < np.inf:
             raise ValueError(f"SemiVariance strength must be at least 0, got {self.strength}.")
+        object.__setattr__(self, "prior", check_numbers(self.prior, "SemiVariance prior"))
 
     @override
     def value(self, losses: Losses) -> float:
         losses = check_vector(losses, "losses")
-        above = np.maximum(losses - losses.mean(), 0.0)
-        return float(losses.mean() + self.strength * (above @ above) / losses.size)
+        p, above = self._above(losses)
+        return float(p @ losses + self.strength * (p @ above**2))
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
-        above = np.maximum(losses - losses.mean(), 0.0)
-        return np.asarray((1 + 2 * self.strength * (above - above.mean())) / losses.size)
+        p, above = self._above(check_vector(losses, "losses"))
+        return np.asarray(p * (1 + 2 * self.strength * (above - p @ above)))
+
+    def _above(self, losses: Losses) -> tuple[Weights, Losses]:
+        """Return the p_i, and what each loss has above their mean."""
+        p = normalise(self.prior, losses.size, "SemiVariance prior")
+        return p, np.maximum(losses - p @ losses, 0.0)

@@ -207,7 +207,7 @@ ALGORITHMS = {
     "semi-vred": Entry("equifed.algorithms.reweighted:semi_vred",
         "mean loss plus the semi-variance of the losses", "Semi-VRed"),
     "fedeba": Entry("equifed.algorithms.shelf.fedeba:FedEBA",
-        "weights of maximal entropy, local steps aligned where losses differ much", "FedEBA+"),
+        "weights of maximal entropy, updates aligned with all clients", "Wang et al. 2023"),
     "feddyn": Entry("equifed.algorithms.shelf.feddyn:FedDyn",
         "local losses tilted until every client's optimum is the shared one", "Acar et al. 2021"),
     "drdm": Entry("equifed.algorithms.shelf.feddyn:DRDM",

@@ -39,16 +39,27 @@ class AAggFF(Federated):
        + \tfrac{b}{2} \textstyle\sum_t \langle g_t, p\rangle^2, \qquad a = 4,\ b = N/4
 
     with the normal distribution function, one of six that the paper tries (Section 4.3), for silos;
-    it keeps N times N numbers. The released code adds a times the identity to the curvature once
-    more and turns the normal distribution around; this follows the paper. Weights move slowly by
+    it keeps N times N numbers. Weights move slowly by
     design: regret is what is bounded, no objective is minimised. Clients that take no part keep
     their last loss, and weights of those who do are :math:`p_i N/|S|` here, which has the right
     mean; the paper divides by their sum.
+
+    Checked against the released code (``src/server/aaggffserver.py``, silos), not against the
+    paper's text: its quadratic term is :math:`\langle g_t, p\rangle^2` as here; it adds a times the
+    identity to the curvature once more and turns the normal distribution around. The Newton step
+    whose regret is bounded (Hazan, Agarwal, Kale 2007) has :math:`\langle g_t, p - p_t\rangle^2`:
+    each :math:`g_t` in the sum is then multiplied by :math:`1 - b \langle g_t, p_t\rangle`, between
+    1 and 5/4, which bets that much harder.
 
     Parameters
     ----------
     local, participation, server_lr
         As for FedAvg.
+
+    References
+    ----------
+    Hahn, Kim, Lee. "Pursuing overall welfare in federated learning through sequential decision
+    making." ICML 2024, (4), (8), Algorithm 2.
     """
 
     local: LocalSGD = DEFAULT_WORK

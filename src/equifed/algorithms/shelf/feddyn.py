@@ -124,6 +124,13 @@ class DRDM(Federated):
         the weights swing. The default is ours.
     objective, dual, patience
         As for DRFA.
+
+    References
+    ----------
+    Krouka, Ben Issaid, Bennis. "Distributionally robust federated learning with client drift
+    minimization." IEEE Transactions on Machine Learning in Communications and Networking 4, 2026
+    (arXiv:2505.15371), Algorithm 1. It draws the clients of a round by lambda; here everybody
+    takes part, with weights lambda. (Written after accounts of it; its text was not at hand.)
     """
 
     local: LocalSGD = DEFAULT_WORK

@@ -1,4 +1,4 @@
-"""FedEBA+: weights of maximal entropy, and local steps aligned where losses differ much."""
+"""FedEBA+: weights of maximal entropy, and updates aligned with those of all clients."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.algorithms.reweighted import State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector
-from equifed.contract.absence import sample_clients
+from equifed.contract.absence import sample_clients, scatter
 from equifed.objectives.kl import Tilted
 
 
 @dataclass(frozen=True)
 class FedEBA(Federated):
-    r"""FedEBA+: entropy-based aggregation, with alignment of the local steps.
+    r"""FedEBA+: entropy-based aggregation, with gradient and model alignment (Algorithm 1).
 
     .. math::
 
-       p_i &= e^{f_i(x)/\tau} / \textstyle\sum_j e^{f_j(x)/\tau}, \qquad
-       x \leftarrow x - \text{server\_lr} \sum_i p_i (x - u_i) \\
+       p_i &= e^{f_i(x)/\tau} / \textstyle\sum_j e^{f_j(x)/\tau} && (3) \\
        u &\leftarrow u - \text{lr}\,\bigl((1 - \alpha)\, g_i(u)
-       + \alpha \textstyle\sum_j p_j \nabla f_j(x)\bigr)
-       \quad \text{where } \angle(f(x), \mathbf 1) > \theta
+       + \alpha \textstyle\sum_j p_j \nabla f_j(x)\bigr), \quad
+       x \leftarrow x - \text{server\_lr} \sum_i p_i (x - u_i) && (9), (10) \\
+       & \qquad \text{where } \angle(f(x), \mathbf 1) > \theta; \text{ else plain local steps and}
+       \\
+       x &\leftarrow x - \text{server\_lr} \bigl((1 - \alpha) \textstyle\sum_i p_i (x - u_i)
+       + \alpha \tfrac1{|S|} \sum_{i \in S} (x - u_i^{(1)})\bigr) && (7), (8)
 
-    and plain local steps where the losses are nearer to equal. For ``align=0`` this is TERM. The
+    with :math:`u_i^{(1)}` after the first local step. For ``align=0`` this is TERM. The
     paper's sums are over the clients of a round, which favours them where some are missing: here
     those who take no part keep their last loss, as for TERM, and the others have the weights
-    :math:`p_i N/|\text{present}|`, scaled once.
+    :math:`p_i N/|\text{present}|`, scaled once. The paper's prior :math:`q_i` is uniform here.
+    Equations are those of arXiv:2301.12407v4, as an account of it gives them: the text itself was
+    not at hand.
 
     Parameters
     ----------
@@ -40,11 +45,19 @@ class FedEBA(Federated):
     align : float
         alpha, in [0, 1); 0 asks for no gradients.
     angle : float
-        theta in degrees, from 0 (always aligned unless all losses are equal) to 90.
+        theta in degrees, from 0 (gradients are aligned unless all losses are equal) to 90.
+    align_model : bool
+        Whether models are aligned within the angle, as in the paper; else local steps are plain.
     participation, server_lr
         As for FedAvg.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
+
+    References
+    ----------
+    Wang, Wang, Shi, Karimireddy, Tang. "Entropy-driven fair and effective federated learning"
+    (first "FedEBA+: towards fair and effective federated learning via entropy-based model"),
+    arXiv:2301.12407, Section 4, Algorithm 1.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -54,6 +67,7 @@ class FedEBA(Federated):
     participation: float = 1.0
     server_lr: float = 1.0
     patience: int = PATIENCE
+    align_model: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,8 +88,11 @@ class FedEBA(Federated):
         roll = call_roll(self, state, chosen, Tilted(1 / self.temperature))
         losses = roll.losses(state.x, stream.at("losses"), self.local.batch_size)
         weights = roll.objective.weights(losses)
-        work, control, target = self.local, None, None
-        if self.align and angle_to_equal(losses[roll.counted()]) > self.angle:
+        work, control, target, counted = self.local, None, None, roll.counted()
+        unequal = angle_to_equal(losses[counted]) > self.angle
+        if self.align and not unequal and self.align_model:
+            work = work.work(snapshot=1)
+        if self.align and unequal:
             _, gradients = roll.value_and_gradient(
                 state.x, stream.at("aligned"), self.local.batch_size
             )
@@ -86,6 +103,10 @@ class FedEBA(Federated):
         moved = roll.local_steps(state.x, work, stream.at("local"), control=control, target=target)
         steps = moved.displacement
         update = (steps.step if target is None else steps.weighted_sum)(weights)
+        if moved.snapshot is not None:  # (7), (8)
+            even = scatter(np.full(len(counted), 1 / len(counted)), counted, len(weights))
+            first = state.x - moved.snapshot.weighted_sum(even)
+            update = (1 - self.align) * update + self.align * first
         info = Info(weights, losses, index=chosen.index, notes=roll.notes)
         return State(state.x - self.server_lr * update, losses, roll.away), info
 
