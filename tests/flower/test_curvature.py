@@ -18,7 +18,7 @@ from equifed.contract.arrays import multiply_rows
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature, CurvatureSum
 from equifed.contract.streams import Stream
-from equifed.flower.curvature import pack_blocks, unpack_blocks
+from equifed.flower.questions import pack_blocks, unpack_blocks
 from equifed.flower.secure.sums import SecureSums
 from equifed.flower.wire import OPERATIONS, Reply
 from equifed.objectives import ChiSquare

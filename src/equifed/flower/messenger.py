@@ -162,6 +162,12 @@ class Messenger:
         total = self.hidden.total(self, requests, weights, part, ask)
         return torch.as_tensor(total).to(self.model.device, self.model.dtype)
 
+    @property
+    def ledger(self) -> Ledger:
+        """What was opened of hidden sums."""
+        assert self.hidden is not None
+        return self.hidden.ledger
+
     def take_notes(self) -> list[str]:
         """Return what hidden sums have to say about the last round."""
         return [] if self.hidden is None else self.hidden.ledger.take_notes()

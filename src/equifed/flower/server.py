@@ -16,19 +16,17 @@ from equifed.contract.evaluation import SPLITS, ClientDetail, Details, Evaluatio
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.evaluate import check_metrics
-from equifed.flower.curvature import FlowerCurvature
-from equifed.flower.local_work import RequestedWork
 from equifed.flower.mailbox import Answers, Mailbox
 from equifed.flower.measured import check_detail, expect_nothing, read_evaluation
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
-from equifed.flower.own_parts import OwnPartsElsewhere
-from equifed.flower.vectors import FlowerVectors
+from equifed.flower.questions import FlowerQuestions
+from equifed.flower.vectors import FlowerVectors, RequestedWork
 from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number
 from equifed.metrics.metric import METRICS, find_metric
 
 
-class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
+class FlowerClients(FlowerQuestions, Clients):
     """Clients on the nodes of a Flower federation; arguments as for :class:`Messenger`.
 
     With ``hidden`` sums the server never receives a client's vector; without, vectors come with the

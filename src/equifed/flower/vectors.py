@@ -1,10 +1,10 @@
-"""Handles for vectors that clients keep, and what of them the server may see."""
+"""Handles for vectors that clients keep, local work that gives them, what the server may see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -12,33 +12,24 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Losses, Weights
+from equifed.contract.clients import Moved
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests, pack_tensor
 from equifed.flower.secure.ledger import PrivacyError, Sum
-from equifed.flower.wire import digest_model
+from equifed.flower.wire import Reply, WireError, digest_model, expect_number
 
 Remake = Callable[[Messenger], None]
 """Lets clients compute again what they lost."""
 
 
-class Source(Protocol):
-    """What vectors come of, if it may not have been asked for yet."""
-
-    done: bool
-
-    def run(self) -> object:
-        """Ask for the work alone."""
-        ...
-
-    def run_and_sum(self, part: str, weights: Weights) -> Tensor:
-        """Ask for the work and a hidden sum of one part of its result, in one exchange."""
-        ...
-
-    def stand_in(self, part: str, wanted: Sum, weights: Weights) -> Tensor | None:
-        """Return a sum of its results from sums opened before; None without any."""
-        ...
+def describe_sum(messenger: Messenger, kind: str, x: Tensor, weights: Weights) -> Sum:
+    """Return what a sum over these clients at model x is to the ledger."""
+    row = np.zeros(len(messenger.members.names))
+    row[messenger.index] = weights
+    return Sum(kind, digest_model(pack_tensor(x).data), messenger.round, row)
 
 
 class FlowerVectors(ClientVectors):
@@ -54,7 +45,7 @@ class FlowerVectors(ClientVectors):
         The vectors, where the server was given them.
     remake : callable, optional
         How to compute the vectors again on clients that lost them.
-    source : Source, optional
+    source : RequestedWork, optional
         Local work that these vectors are the result of, if it may not have been asked for yet.
     x : Tensor, optional
         The model that they belong to; a memory of earlier rounds has none.
@@ -66,7 +57,7 @@ class FlowerVectors(ClientVectors):
         keys: Sequence[str],
         rows: Tensor | None = None,
         remake: Remake | None = None,
-        source: Source | None = None,
+        source: RequestedWork | None = None,
         x: Tensor | None = None,
     ) -> None:
         self.messenger, self.keys, self.rows = messenger, tuple(keys), rows
@@ -138,24 +129,17 @@ class FlowerVectors(ClientVectors):
         return self.x
 
     def _describe(self, weights: Weights) -> Sum:
-        row = np.zeros(len(self.messenger.members.names))
-        row[self.messenger.index] = weights
-        x = pack_tensor(self._model())
-        return Sum(self.kind, digest_model(x.data), self.messenger.round, row)
+        return describe_sum(self.messenger, self.kind, self._model(), weights)
 
     def _stand_in(self, wanted: Sum, weights: Weights, reason: str) -> Tensor:
         """Return what was opened at this model in place of a sum that may not be."""
-        hidden = self.messenger.hidden
-        assert hidden is not None
-        found = hidden.ledger.stand_in(wanted)
+        ledger = self.messenger.ledger
+        found = ledger.stand_in(wanted)
         if found is None and self.source is not None:
-            found = self.source.stand_in(self.kind, wanted, weights)
+            found = self.source.stand_in(self.kind, weights)
         if found is None:
             self._explain(wanted, reason)
-        assert found is not None
-        hidden.ledger.notes.append(
-            f"{reason}: the step is finished from the sums that were opened before"
-        )
+        ledger.notes.append(f"{reason}: the step is finished from the sums that were opened before")
         return found
 
     def _explain(self, wanted: Sum, reason: str) -> NoReturn:
@@ -234,3 +218,108 @@ class FlowerVectors(ClientVectors):
             key = self.key_of(i)
             request.args.update(key=key, pins=[*request.args["pins"], *([key] if key else [])])
         return requests
+
+
+class RequestedWork:
+    """One call of ``local_steps``: asked for at once, or together with the first hidden sum.
+
+    ``control`` are vectors on the clients that the work refers to.
+    """
+
+    def __init__(
+        self,
+        messenger: Messenger,
+        requests: Requests,
+        work: LocalWork,
+        control: FlowerVectors | None,
+        x: Tensor,
+        target: Tensor | None,
+    ) -> None:
+        self.messenger, self.requests, self.work, self.control = messenger, requests, work, control
+        self.x, self.target = x, target
+        self.steps = work.steps_for(messenger.members.sizes[messenger.index])
+        self.parts = list(work.results)
+        self.thresholds: Losses | None = None
+        self.done = False
+
+    def start(self) -> Moved:
+        """Return the handles; where vectors are hidden, before anything was asked."""
+        rows: dict[str, Tensor] = {}
+        if self.messenger.hidden is None:
+            replies = self.run()
+            rows = {part: self.messenger.read_rows(replies, part) for part in self.parts}
+        elif self.work.hinge is not None:  # the thresholds are wanted at once
+            self.run()
+        tag, n = next(iter(self.requests.values())).tag, len(self.messenger.index)
+        vectors = {
+            part: FlowerVectors(
+                self.messenger, [f"{tag}/{part}"] * n, rows.get(part), source=self, x=self.x
+            )
+            for part in self.parts
+        }
+        return Moved(steps=self.steps, thresholds=self.thresholds, **vectors)
+
+    def run(self) -> dict[int, Reply]:
+        """Ask for the work alone."""
+        replies = self._ask(self.requests, self.check).complete(self.messenger.members.names)
+        if self.work.hinge is not None:
+            self.thresholds = self.messenger.read_numbers(replies, "threshold")
+        self.done = True
+        return replies
+
+    def run_and_sum(self, part: str, weights: Weights) -> Tensor:
+        """Ask for the work and a hidden sum of one part of its result, in one exchange."""
+
+        def ask(requests: Requests, check_sum: Check) -> Answers:
+            def check(i: int, reply: Reply) -> None:
+                self.check(i, reply)
+                check_sum(i, reply)
+
+            return self._ask(requests, check)
+
+        total = self.messenger.sum_hidden(self.requests, weights, part, ask)
+        self.done = True
+        return total
+
+    def stand_in(self, part: str, weights: Weights) -> Tensor | None:
+        """Return a sum of the work's results from sums opened at its model; None without any.
+
+        Displacements as if every step were the first one, iterates on the line to the last one.
+        """
+
+        def combine(kind: str, shares: Weights) -> Tensor | None:
+            return self.messenger.ledger.stand_in(
+                describe_sum(self.messenger, kind, self.x, shares)
+            )
+
+        if part in ("snapshot", "average"):
+            steps = np.asarray(self.steps, dtype=np.float64)
+            taken = np.minimum(self.work.snapshot or 0, steps)
+            way = taken / steps if part == "snapshot" else (steps + 1) / (2 * steps)
+            moved = combine("displacement", weights * way)
+            return None if moved is None else float(weights.sum()) * self.x - moved
+        if part != "displacement":
+            return None
+        lengths = weights * self.work.lr * self.steps
+        corrected = self.control is not None and self.control.kind == "gradient"
+        whole = corrected and self.work.correction == 1  # c_i is g_i(x), which it takes away
+        left = 1 - self.work.correction if corrected else 1.0
+        first = torch.zeros_like(self.x) if whole else combine("gradient", left * lengths)
+        if first is None or self.target is None:
+            return first
+        return first + self.work.correction * float(lengths.sum()) * self.target
+
+    def check(self, i: int, reply: Reply) -> None:
+        """Refuse a reply whose steps, threshold or vectors cannot be used."""
+        due = int(self.steps[self.messenger.locate(i)])
+        if reply.numbers.get("steps") != due:
+            raise WireError(f"took another number of local steps than {due}")
+        if self.work.hinge is not None:
+            expect_number("threshold", reply.numbers.get("threshold"), self.messenger.dtype)
+        if self.messenger.hidden is None:
+            for part in self.parts:
+                self.messenger.check_vector(reply, part, "squared length of the local update")
+
+    def _ask(self, requests: Requests, check: Check) -> Answers:
+        asker = self.messenger.mailbox if self.control is None else self.control
+        return asker.ask(requests, check)

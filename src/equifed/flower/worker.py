@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equifed.contract.local import LocalWork
+from equifed.contract.curvature import Inexactness
+from equifed.contract.local import LocalWork, own_strength
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
-from equifed.flower.curvature import find_bounds, measure_blocks
 from equifed.flower.memory import Memory
-from equifed.flower.own_parts import bind_own_part, fit_own_part, measure_error
 from equifed.flower.policy import Policy
+from equifed.flower.questions import pack_blocks
 from equifed.flower.results import digest, keep_delivery, slug
 from equifed.flower.secure.masking import Identity, Masking, Signer
 from equifed.flower.statistics import describe_arrays
@@ -37,6 +38,8 @@ from equifed.flower.wire import (
     expect_vector,
 )
 from equifed.metrics.metric import as_metrics
+from equifed.models.curvature import known_curvature
+from equifed.models.own_part import fit_new_client
 from equifed.training.tables import package_versions
 
 
@@ -80,7 +83,7 @@ class Worker:
         if request.op in ("losses", "gradient", "local", "metrics", "deliver"):
             ended = request.op in ("metrics", "deliver")  # a model, with the own part of its round
             before = int(self.args.get("own_round", 0)) + 1 if ended else self.round
-            bind_own_part(self.engine, self.memory, self.args, before, self._fit_own_part)
+            self._bind_own_part(before)
 
     def answer(self) -> Reply:
         """Do what the request says."""
@@ -91,7 +94,7 @@ class Worker:
             "local": self.local,
             "sum": self.sum,
             "curvature": self.curvature,
-            "bounds": lambda: self._reply(find_bounds(self.engine, int(self.args["clients"]))),
+            "bounds": self.bounds,
             "norms": self.norms,
             "recall": self.recall,
             "metrics": self.metrics,
@@ -141,8 +144,11 @@ class Worker:
             self._sent("x"), self._stream(), self.args["batch_size"]
         )
         assert isinstance(vectors, DenseVectors)
-        told = measure_error(self.engine, self._sent("x"))
-        return self._keep({"loss": float(losses[0]), **told}, {"gradient": vectors})
+        numbers: dict[str, Any] = {"loss": float(losses[0])}
+        found = self.engine.inexactness(self._sent("x"))
+        if isinstance(found, Inexactness):  # own parts that are found numerically
+            numbers["own_error"] = [float(found.losses[0]), float(found.gradients[0])]
+        return self._keep(numbers, {"gradient": vectors})
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
@@ -181,12 +187,25 @@ class Worker:
         x, thin = self._sent("x"), None
         if "thin" in self.request.arrays:
             thin = self._tensor(np.asarray(self.request.arrays["thin"]))
-        packed = measure_blocks(self.engine, x, self.args, thin)
+        found = self.engine.curvature_sum(x, np.ones(1), self.args["form"], thin)
+        if isinstance(found, str):
+            raise WireError(found)
+        packed = _array(pack_blocks(found.blocks, thin is not None).to(self.engine.model.dtype))
         if "mask" not in self.args:
             self.client.policy.allow_clear()
             return self._reply({}, {"curvature": packed})
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         return self._reply({}, {"masked": self._masking().mask(packed, model, self.round)})
+
+    def bounds(self) -> Reply:
+        """Return what is certain of this client's curvature, as a simulation of all finds it."""
+        model, clients = self.engine.model, int(self.args["clients"])
+        known = known_curvature(model, clients, self.engine.inputs_of, [0])
+        if isinstance(known, str) or not np.isfinite(known.smoothness[0]):
+            return self._reply({})
+        least, largest = float(known.strong_convexity[0]), float(known.smoothness[0])
+        bounds = {"smoothness": largest, "strong_convexity": least, "tight": known.tight}
+        return self._reply(bounds)
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
@@ -228,8 +247,41 @@ class Worker:
 
     # -- small parts ------------------------------------------------------------------------------
 
+    def _bind_own_part(self, before: int) -> None:
+        """Let the engine start from the own part of the last round before another one.
+
+        A site that comes after the end has none, and no run to draw one for: it fits its own.
+        """
+        engine = self.engine
+        if not engine.remembers_own():
+            return
+        kept = self.memory.own_before(before)
+        if kept is None and "start" not in self.args:
+            row = self._fit_own_part()[None]
+        elif kept is None or kept.shape != (engine.model.own_size,):
+            seed, *address = self.args["start"]
+            engine.initial(Stream(int(seed), tuple(address)))  # draws the own part, too
+            row = engine.own_rows.start
+        else:
+            row = engine.own_rows.start.new_tensor(kept)[None]
+        engine.own_rows = OwnRows(row)
+
     def _fit_own_part(self) -> torch.Tensor:
-        return fit_own_part(self.engine, self.federation.train, self._sent("x"))
+        """Return the best own part (p,) for the site's training samples at the shared part x."""
+        x, train = self._sent("x"), self.federation.train
+        told, names = self.engine.predictor(x), tuple(self.engine.model.own_shapes)
+        try:
+            module = fit_new_client(
+                told.module,
+                names,
+                lambda m: torch.as_tensor(told.run_module(m, train.inputs)),
+                torch.as_tensor(train.targets),
+                told.loss,
+                own_strength(told.own_l2, len(train.targets)),
+            )
+        except ValueError as error:  # our own words, about parameters and settings
+            raise WireError(f"no own part can be fitted here: {error}") from error
+        return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in names]).to(x)
 
     def _reply(
         self, numbers: dict[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None

@@ -1,27 +1,37 @@
-"""Second derivatives over Flower: packed matrices, summed in clear or hidden, and checked."""
+"""What the server can answer about clients from what they say: second derivatives, own parts.
+
+Curvature comes as packed matrices, summed in clear or hidden, and checked. Own parts are on the
+sites' disks. A site begins with the own part of the model that the run draws, and keeps the one
+that its local steps of a round ended with. A round starts from that of an earlier round, so that a
+round may be repeated and a run resumed. A site whose answer was lost keeps what it trained.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
 from equifed.contract.clients import MissingClients
-from equifed.contract.curvature import Curvature, CurvatureSum, Form, check_curvature
+from equifed.contract.curvature import (
+    Curvature,
+    CurvatureSum,
+    Form,
+    Inexactness,
+    check_curvature,
+)
 from equifed.contract.streams import Stream
 from equifed.engines.base import products_of_rows
 from equifed.engines.own import JOINT
 from equifed.flower.mailbox import HEADER_SHARE
 from equifed.flower.members import ROOM
 from equifed.flower.messenger import Messenger, Requests, pack_tensor
-from equifed.flower.secure.ledger import Sum
-from equifed.flower.task import OneClient
-from equifed.flower.vectors import FlowerVectors
+from equifed.flower.vectors import FlowerVectors, describe_sum
 from equifed.flower.wire import Reply, WireError, digest_model, expect_number, expect_vector
 from equifed.models.curvature import check_sum_weights, known_curvature
 
@@ -53,26 +63,11 @@ def unpack_blocks(vector: Tensor, shape: torch.Size, thin: bool) -> Tensor:
     return blocks
 
 
-def measure_blocks(engine: OneClient, x: Tensor, args: dict[str, Any], thin: Tensor | None) -> Any:
-    """Return one client's own curvature, packed, in the model's precision."""
-    found = engine.curvature_sum(x, np.ones(1), args["form"], thin)
-    if isinstance(found, str):
-        raise WireError(found)
-    packed = pack_blocks(found.blocks, thin is not None)
-    return packed.to("cpu", engine.model.dtype).contiguous().numpy()
+class FlowerQuestions(Messenger):
+    """Questions of the contract that the server answers from what clients say."""
 
-
-def find_bounds(engine: OneClient, clients: int) -> dict[str, Any]:
-    """Return what is certain of one client's curvature, as a simulation of all finds it."""
-    known = known_curvature(engine.model, clients, engine.inputs_of, [0])
-    if isinstance(known, str) or not np.isfinite(known.smoothness[0]):
-        return {}
-    least, largest = float(known.strong_convexity[0]), float(known.smoothness[0])
-    return {"smoothness": largest, "strong_convexity": least, "tight": known.tight}
-
-
-class FlowerCurvature(Messenger):
-    """What the server can know of the clients' second derivatives."""
+    _own_errors: dict[str, NDArray[np.float64]]
+    _own_rounds: dict[str, int]
 
     def curvature(self) -> Curvature | str:
         """Return bounds on the curvature, or why none are known; every client is asked once.
@@ -115,19 +110,21 @@ class FlowerCurvature(Messenger):
             arrays["thin"] = pack_tensor(thin.to(x.dtype))
         stream = Stream(0, ("round", self.round, f"curvature {form}"))
         requests = self.write_requests("curvature", stream, {"form": form}, arrays)
-        if self.hidden is None:
-            total: Tensor | str = self._sum_clear(requests, weights, like, thin)
-        else:
-            total = self._sum_hidden(requests, x, weights, like, thin)
+        sum_up = self._sum_clear if self.hidden is None else self._sum_hidden
+        total = sum_up(requests, x, weights, like, thin, size)
         if isinstance(total, str):
             return total
         return replace(like, blocks=total, penalty=like.penalty * float(weights.sum()))
 
     def _sum_clear(
-        self, requests: Requests, weights: Weights, like: CurvatureSum, thin: Vector | None
-    ) -> Tensor:
-        size = pack_blocks(like.blocks, thin is not None).numel()
-
+        self,
+        requests: Requests,
+        x: Vector,
+        weights: Weights,
+        like: CurvatureSum,
+        thin: Vector | None,
+        size: int,
+    ) -> Tensor | str:
         def read(reply: Reply) -> Tensor:
             packed = torch.as_tensor(reply.arrays["curvature"].copy(), device=self.model.device)
             return unpack_blocks(packed, like.blocks.shape, thin is not None)
@@ -162,15 +159,13 @@ class FlowerCurvature(Messenger):
         weights: Weights,
         like: CurvatureSum,
         thin: Vector | None,
+        size: int,
     ) -> Tensor | str:
         assert self.hidden is not None
-        row = np.zeros(len(self.members.names))
-        row[self.index] = weights
-        wanted = Sum("curvature", digest_model(pack_tensor(x).data), self.round, row)
+        wanted = describe_sum(self, "curvature", x, weights)
         reason = self.hidden.ledger.refuse(wanted)
         if reason is not None:
             return f"the sum of the clients' curvature cannot be opened: {reason}"
-        size = pack_blocks(like.blocks, thin is not None).numel()
         found = self.hidden.total(self, requests, weights, "curvature", self.mailbox.ask, size)
         packed = torch.as_tensor(found).to(self.model.device)
         self.hidden.ledger.add(wanted, packed)
@@ -186,6 +181,53 @@ class FlowerCurvature(Messenger):
             return "sums are hidden from the server, and so are the clients' vectors"
         assert isinstance(vectors, FlowerVectors)
         return products_of_rows(vectors.recall(), multiply)
+
+    # -- own parts ---------------------------------------------------------------------------------
+
+    def describe_own(self) -> str | None:
+        """Say what the own parts are, how they are found, and where; None: there are none."""
+        told = self.members.engine.describe_own()
+        return None if told is None else f"{told}, which stay at the sites"
+
+    def warn_of_own(self) -> str | None:
+        """Return None: which classes a site has is not known here."""
+        return None
+
+    def inexactness(self, x: Vector) -> Inexactness | str | None:
+        """Return how far answers at x may be off, as the sites said with their gradients."""
+        engine = self.members.engine
+        if engine.own is None:
+            return None
+        if engine.remembers_own():
+            return JOINT
+        errors = self._own_errors.get(digest_model(pack_tensor(x).data))
+        if errors is None:
+            return "the sites have not said how exact their own parts are at this model"
+        return Inexactness(errors[:, 0], errors[:, 1])
+
+    def keep_errors(self, x: Vector, replies: dict[int, Reply]) -> None:
+        """Remember what the sites said with their gradients at x."""
+        engine = self.members.engine
+        if engine.own is not None and not engine.remembers_own():
+            errors: Losses = np.full((len(self.members.names), 2), np.inf)
+            for i, reply in replies.items():
+                errors[i] = reply.numbers["own_error"]
+            self._own_errors.clear()
+            self._own_errors[digest_model(pack_tensor(x).data)] = errors
+
+    def check_error(self, reply: Reply) -> None:
+        """Refuse a statement about own parts that is none."""
+        engine = self.members.engine
+        if engine.own is not None and not engine.remembers_own():
+            told = reply.numbers.get("own_error")
+            both = told if isinstance(told, list) and len(told) == 2 else [None, None]
+            for name, value in zip(("loss", "gradient"), both, strict=True):
+                expect_number(f"error of the {name}", value, least=0.0)
+
+    def round_of(self, x: Vector) -> int:
+        """Return the round whose own parts belong to a model: the one it was first measured in."""
+        digest = digest_model(pack_tensor(x).data)
+        return self._own_rounds.setdefault(digest, self.round)
 
 
 def _check_bounds(i: int, reply: Reply) -> None:
