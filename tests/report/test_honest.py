@@ -44,7 +44,7 @@ def make_run(answers, *, start=None, hits=True, sums=None):
     if hits:
         sums = np.arange(len(answers)) if sums is None else sums
         flat = np.concatenate([np.asarray(a, dtype=bool) for a in answers])
-        run.hits = {"test": Hits(flat, sums, np.array([flat.sum(), (~flat).sum()]))}
+        run.hits = {"test": Hits(flat, sums)}
     return run
 
 

@@ -36,7 +36,6 @@ from equifed.report import as_json, as_methods, build
 from equifed.training.events import (
     ROUNDING,
     check_against_start,
-    check_classes,
     check_descent,
     check_finite,
     check_scales,
@@ -110,18 +109,6 @@ def test_a_model_below_the_untrained_one_is_said(metric, rows):
 def test_clients_that_were_not_measured_twice_do_not_count():
     run = make_course("accuracy", "test", [0.9, 0.1], [math.nan, 0.2])
     assert check_against_start(run) is None
-
-
-@given(
-    answers=hnp.arrays(np.int64, st.integers(0, 12), elements=st.integers(0, 2)),
-    seed=st.integers(0),
-)
-def test_one_class_for_everybody_is_said_unless_it_is_right(answers, seed):
-    truth = np.random.default_rng(seed).integers(0, 3, size=len(answers))
-    predicted = np.bincount(answers, minlength=3)
-    run = History(("a",), hits={"test": Hits(answers == truth, np.zeros(1, np.int64), predicted)})
-    alone = len(answers) > 1 and len(set(answers.tolist())) == 1 and (answers != truth).any()
-    assert (check_classes(run) is not None) == alone
 
 
 @given(
@@ -267,7 +254,6 @@ def test_hits_are_those_of_the_final_model(engine):
         answers = (torch.as_tensor(data.inputs) @ weight.T + bias).argmax(1).numpy()
         hits = history.hits[split]
         np.testing.assert_array_equal(hits.correct, answers == data.targets)
-        np.testing.assert_array_equal(hits.predicted, np.bincount(answers, minlength=2))
         means = [c.mean() for c in np.split(hits.correct, data.offsets[1:-1])]
         np.testing.assert_allclose(means, history.last("accuracy", split).values)
 
@@ -283,9 +269,9 @@ def test_checksums_tell_whose_samples_differ():
 
 @given(correct=hnp.arrays(np.bool_, st.integers(0, 40)), n=st.integers(1, 5))
 def test_hits_survive_their_file(correct, n):
-    hits = {"test": Hits(correct, np.arange(n) + 2**31, np.array([3, 4]))}
+    hits = {"test": Hits(correct, np.arange(n) + 2**31)}
     again = unpack_hits(pack_hits(hits))["test"]
-    for name in ("correct", "checksums", "predicted"):
+    for name in ("correct", "checksums"):
         np.testing.assert_array_equal(getattr(again, name), getattr(hits["test"], name))
     assert pack_hits(hits) == pack_hits(hits)
 

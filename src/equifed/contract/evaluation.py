@@ -26,11 +26,10 @@ contract does not import. Engines read ``name``, ``needs``, ``task``, ``compute`
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Which samples of a split a classifier answers correctly, and what it answers."""
+    """Which samples of a split a classifier answers correctly."""
 
     correct: Flags  # (total,), the clients one after the other
     checksums: Index  # (N,), of each client's samples: models are compared where they agree
-    predicted: Index  # (classes,): how many samples were given each class
 
 
 @dataclass(frozen=True, eq=False)

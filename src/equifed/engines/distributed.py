@@ -429,8 +429,7 @@ class DistributedClients(TorchClients):
         if hits is not None:
             places = np.flatnonzero(np.repeat(own.sizes > 0, sizes))
             correct = self.workers.gather(hits.correct, places, int(sizes.sum())) > 0
-            checksums, predicted = map(self._everywhere, (hits.checksums, hits.predicted))
-            hits = Hits(correct, checksums.astype(np.int64), predicted.astype(np.int64))
+            hits = Hits(correct, self._everywhere(hits.checksums).astype(np.int64))
         return replace(own, sizes=sizes, metrics=metrics, hits=hits)
 
     def _everywhere(self, own: Index | Losses) -> Losses:

@@ -263,8 +263,7 @@ class FederationEvaluator:
             given = torch.cat(answers) if answers else targets.new_empty(0)
             correct = given == targets
             metrics["accuracy"] = _client_means([correct] if answers else [], offsets)
-            predicted = np.bincount(given.cpu().numpy(), minlength=self._classes)
-            hits = Hits(correct.cpu().numpy(), self._checksums[name], predicted)
+            hits = Hits(correct.cpu().numpy(), self._checksums[name])
         asked = [metric for metric in asked if metric.name not in metrics]
         return Evaluation(name, sizes, metrics | self._measure(name, losses, outputs, asked), hits)
 

@@ -128,12 +128,7 @@ def find_warnings(
 
     ``measure`` gives training losses before and after, for a run that recorded nothing like it.
     """
-    found = (
-        check_descent(history, measure),
-        check_against_start(history),
-        check_classes(history),
-        check_scales(scales),
-    )
+    found = check_descent(history, measure), check_against_start(history), check_scales(scales)
     return [sentence for sentence in found if sentence is not None]
 
 
@@ -181,21 +176,6 @@ def check_against_start(history: History) -> str | None:
         f"{what} is {metric.write(end)}, {side} the {metric.write(start)} of the model before "
         "training."
     )
-
-
-def check_classes(history: History) -> str | None:
-    """Tell whether one class is predicted for everybody, and wrongly for some."""
-    for split in ("test", "validation", "train"):
-        if split in history.hits:
-            hits = history.hits[split]
-            total = len(hits.correct)
-            if total < 2 or np.count_nonzero(hits.predicted) != 1 or hits.correct.all():
-                return None
-            return (
-                f"one class ({int(hits.predicted.argmax())}) is predicted for all {total:,} "
-                f"samples of the {split} split, right or wrong: the model does not tell them apart."
-            )
-    return None
 
 
 def check_scales(scales: Losses | None) -> str | None:

@@ -257,7 +257,6 @@ def pack_hits(hits: Mapping[str, Hits]) -> bytes:
         arrays[f"{split}/correct"] = np.packbits(found.correct)
         arrays[f"{split}/total"] = np.array(len(found.correct))
         arrays[f"{split}/checksums"] = found.checksums
-        arrays[f"{split}/predicted"] = found.predicted
     out = io.BytesIO()
     np.savez(out, allow_pickle=False, **arrays)
     return out.getvalue()
@@ -271,7 +270,6 @@ def unpack_hits(content: bytes) -> dict[str, Hits]:
             split: Hits(
                 np.unpackbits(arrays[f"{split}/correct"], count=int(arrays[f"{split}/total"])) > 0,
                 arrays[f"{split}/checksums"],
-                arrays[f"{split}/predicted"],
             )
             for split in splits
         }
