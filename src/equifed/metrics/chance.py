@@ -42,8 +42,8 @@ def chance_floor(sizes: ArrayLike, accuracy: float, fraction: float = FIFTH) -> 
     count = count_of_fraction(fraction, m.size)
     distinct = np.unique(m)
     if distinct.sum() * m.size * count > MOST_WORK:
-        draw = np.random.default_rng(0)
-        shares = draw.binomial(m.astype(np.int64), accuracy, size=(DRAWS, m.size)) / m
+        rows = max(100, min(DRAWS, int(2e6 / m.size)))  # of many clients few draws are enough
+        shares = np.random.default_rng(0).binomial(m.astype(np.int64), accuracy, (rows, m.size)) / m
         return float(worst_fraction(shares, fraction, higher_is_better=True).mean())
     steps = np.unique(np.concatenate([np.arange(k + 1) / k for k in distinct]))
     below = _count_below(m, accuracy, steps[:-1], count)  # constant from one step to the next

@@ -16,8 +16,8 @@ from equifed.report.document import Report, Told
 from equifed.report.methods import Method, Scale, bytes_text, capital, plural
 from equifed.report.numbers import count_bytes, reduce_clients
 
-MOST_DOTS = 8000
-"""Beyond this many dots in one figure, bars are drawn instead."""
+MOST_DOTS = 3000
+"""Of more clients in one figure, those at evenly spaced ranks are drawn."""
 FEW_CLIENTS = 12
 """Up to this many clients have lines of their own."""
 MOST_WEIGHTS = 60
@@ -73,56 +73,40 @@ def draw_distribution(found: Sequence[Told]) -> Figure:
     write = ("{:.0f}" if scale.kind.is_fraction else "{:g}").format
     x = svg.Axis(*svg.limits(*values), 14.0, svg.WIDTH - svg.RIGHT, scale.axis, write)
     plot = svg.Plot(x, svg.Axis(0, 0, height - svg.BOTTOM, top, write=lambda v: ""), height=height)
-    dense = sum(np.isfinite(v).sum() for v in values) > MOST_DOTS
+    most = MOST_DOTS // len(found)
     for m, told in enumerate(found):
         base, average = top + step * m, told.level("average_by_client")
         plot.text(x.start, base + 12, told.method.name, class_="name")
-        middle, room = base + step / 2 + 7, step - 20
-        if dense:
-            _draw_bars(plot, values[m], middle, room, m)
-        else:
-            _draw_dots(plot, values[m], middle, room, m, told.worst)
+        _draw_dots(plot, told, m, most, base + step / 2 + 7, step - 20)
         if math.isfinite(average):
             place = x.at(average * scale.kind.factor)
             tip = f"{told.method.name}: average {scale.text(average)}"
             ends = {"x1": place, "x2": place, "y1": base + 18, "y2": base + step - 4}
             plot.add(svg.tag("line", **ends, class_="mean", data_tip=tip))
     over = f"Distribution of {scale.label} over {plural(clients, 'client')}."
+    dots = "One dot per client." if clients <= most else f"{most:,} clients at evenly spaced ranks."
     return Figure(
         key="distribution",
         title="Every client",
-        caption="One dot per client. Bar: average. Ring: worst-served client.",
+        caption=f"{dots} Bar: average. Ring: worst-served client.",
         alt=" ".join([over, *map(_describe_range, found)]),
         plot=plot,
     )
 
 
-def _draw_dots(
-    plot: svg.Plot, values: Losses, middle: float, room: float, m: int, worst: int | None
-) -> None:
-    known = np.flatnonzero(np.isfinite(values))
-    order = known[np.argsort(values[known], kind="stable")]
+def _draw_dots(plot: svg.Plot, told: Told, m: int, most: int, middle: float, room: float) -> None:
+    kind, known = told.scale.kind, np.flatnonzero(np.isfinite(told.value))
+    order = known[np.argsort(kind.sign * told.value[known], kind="stable")]  # the worst first
+    order = order[svg.thinned(len(order), most)]
     radius = 3.6 if len(order) <= 60 else 2.6 if len(order) <= 300 else 1.8
-    gap, xs = 2 * radius + 0.4, plot.x(values[order])
-    most = max(np.unique(np.floor(xs / gap), return_counts=True)[1], default=1)
-    squeeze = min(1.0, max(1, int(room / gap)) / most)
-    for i, (place, level) in zip(order, svg.swarm(xs.tolist(), gap, most), strict=True):
+    gap, xs = 2 * radius + 0.4, plot.x(kind.factor * told.value[order])
+    tallest = max(np.unique(np.floor(xs / gap), return_counts=True)[1], default=1)
+    squeeze = min(1.0, max(1, int(room / gap)) / tallest)
+    for i, (place, level) in zip(order, svg.swarm(xs.tolist(), gap, tallest), strict=True):
         y = middle + level * gap * squeeze
         plot.circle(place, y, radius, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
-        if i == worst:
+        if i == told.worst:
             plot.circle(place, y, radius + 3, class_="ring")
-
-
-def _draw_bars(plot: svg.Plot, values: Losses, middle: float, room: float, m: int) -> None:
-    known = values[np.isfinite(values)]
-    counts, edges = np.histogram(known, bins=60, range=(plot.x.low, plot.x.high))
-    for k in np.flatnonzero(counts):
-        left, right, tall = edges[k], edges[k + 1], room * counts[k] / counts.max()
-        start = plot.x.at(left)
-        box = {"x": start, "y": middle + room / 2 - tall, "width": plot.x.at(right) - start - 0.6}
-        tip = f"{plural(int(counts[k]), 'client')} between {left:.4g} and {right:.4g}"
-        mark = {"height": tall, "class_": f"bar {colour(m)}", "data_tip": tip}
-        plot.add(svg.tag("rect", **box, **mark))
 
 
 def _describe_range(told: Told) -> str:
