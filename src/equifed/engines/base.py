@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses
@@ -20,6 +20,7 @@ from equifed.engines.ordered_sums import dense_rows, to_numpy
 from equifed.models.curvature import LinearHessian
 from equifed.models.flat import FlatModel
 from equifed.models.own_part import OwnPart
+from equifed.models.predictor import link_of
 
 MOST_BYTES = 1 << 30
 """Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
@@ -152,3 +153,34 @@ def products_of_rows(rows: Tensor, multiply: Callable[[Tensor], Tensor]) -> Loss
     """Return <v_i, P^-1 v_j> for the rows of a matrix, symmetric to the last bit."""
     products = multiply(rows)
     return to_numpy((products + products.T) / 2)
+
+
+def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> dict[str, Any]:
+    """Return model, loss and data as a run's record has them, and what samples are like."""
+    loss: Any = model.loss
+    return {
+        "model": " ".join(str(module).split()),
+        "loss": str(getattr(loss, "__name__", type(loss).__name__)),
+        "l2": model.l2,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **({"own": [*model.own_shapes]} if model.own_size else {}),
+        "samples": describe_samples(data) | {"link": link_of(model.loss)},
+        "data": describe_data(data),
+    }
+
+
+def describe_samples(data: Federation) -> dict[str, Any]:
+    """Return what must be known of samples to build a model again without them."""
+    return {
+        "input_shape": list(data.input_shape),
+        "tokens": data.train.inputs.dtype.kind == "i",
+        "classes": data.classes,
+        "class_names": list(data.class_names),
+        "target_shape": list(data.train.targets.shape[1:]),
+    }
+
+
+def describe_data(data: Federation) -> dict[str, Any]:
+    """Return which data they are."""
+    told = {"name": data.name, "sha256": data.checksum(), "source": data.source}
+    return told if data.preparation is None else told | {"preparation": data.preparation.digest()}

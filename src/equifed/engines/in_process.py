@@ -13,22 +13,26 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights, show_text
+from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
-from equifed.contract.local import OwnL2, OwnSteps
+from equifed.contract.local import LocalSGD, LocalWork, OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Split
-from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients
+from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients, describe_origin
 from equifed.engines.evaluate import FederationEvaluator, measure_scales
 from equifed.engines.ordered_sums import (
     DenseVectors,
+    InProcessVectors,
     Node,
     dense_rows,
     group_clients,
     has_one_order,
+    in_process,
     leaf_nodes,
     sum_leaves,
+    to_numpy,
 )
 from equifed.engines.own import JOINT, choose_offsets, error_bounds, settle_own
 from equifed.engines.threads import ALIGNED, Workspace
@@ -51,7 +55,7 @@ from equifed.models.curvature import (
 )
 from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data
 from equifed.models.losses import SampleLoss, loss_by_name, outputs_for, resolve_loss
-from equifed.models.predictor import Predictor, describe_predictor, link_of
+from equifed.models.predictor import Predictor, describe_predictor
 
 
 class InProcessClients(TorchClients):
@@ -127,6 +131,59 @@ class InProcessClients(TorchClients):
     def inputs_of(self, client: int) -> Tensor:
         """Return the training inputs of a client of the federation."""
         return self._inputs[self._offsets[client] : self._offsets[client + 1]]
+
+    # -- the verbs --------------------------------------------------------------------------------
+
+    @override
+    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
+        self.refuse_minibatches(batch_size)
+        self._book(down=1, up=0, losses=1)
+        return self.require_finite(to_numpy(self.measure_losses(x, stream, batch_size)), "loss")
+
+    @override
+    def value_and_gradient(
+        self, x: Tensor, stream: Stream, batch_size: int | None = None
+    ) -> tuple[Losses, ClientVectors]:
+        self.refuse_minibatches(batch_size)
+        self._book(down=1, up=1, losses=1)
+        return self.differentiate(x, stream, batch_size)
+
+    @override
+    def local_steps(
+        self,
+        x: Tensor,
+        local: LocalSGD,
+        stream: Stream,
+        *,
+        control: ClientVectors | None = None,
+        target: Tensor | None = None,
+        slopes: Weights | None = None,
+    ) -> Moved:
+        work = local.work()
+        self.refuse_minibatches(work.batch_size)
+        work.check(control, target, slopes)
+        kept = None if control is None else in_process(control)
+        self._book_local(work, corrected=target is not None)
+        vectors, thresholds = self.move(x, work, stream, kept, target, slopes)
+        thresholds = None if work.hinge is None else thresholds
+        return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
+
+    def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
+        """Return the loss of every client."""
+        raise NotImplementedError
+
+    def differentiate(
+        self, x: Tensor, stream: Stream, batch_size: int | None
+    ) -> tuple[Losses, ClientVectors]:
+        """Return losses and gradients, all finite."""
+        raise NotImplementedError
+
+    def move(
+        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
+        target: Tensor | None, slopes: Weights | None,
+    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
+        """Return the vectors of checked local work, and the thresholds of a hinge."""
+        raise NotImplementedError
 
     # -- what a model is --------------------------------------------------------------------------
 
@@ -363,37 +420,6 @@ class InProcessClients(TorchClients):
     @override
     def feature_scales(self) -> Losses | None:
         return measure_scales(self._federation.train.inputs)
-
-
-def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> dict[str, Any]:
-    """Return model, loss and data as a run's record has them, and what samples are like."""
-    loss: Any = model.loss
-    return {
-        "model": " ".join(str(module).split()),
-        "loss": str(getattr(loss, "__name__", type(loss).__name__)),
-        "l2": model.l2,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        **({"own": [*model.own_shapes]} if model.own_size else {}),
-        "samples": describe_samples(data) | {"link": link_of(model.loss)},
-        "data": describe_data(data),
-    }
-
-
-def describe_samples(data: Federation) -> dict[str, Any]:
-    """Return what must be known of samples to build a model again without them."""
-    return {
-        "input_shape": list(data.input_shape),
-        "tokens": data.train.inputs.dtype.kind == "i",
-        "classes": data.classes,
-        "class_names": list(data.class_names),
-        "target_shape": list(data.train.targets.shape[1:]),
-    }
-
-
-def describe_data(data: Federation) -> dict[str, Any]:
-    """Return which data they are."""
-    told = {"name": data.name, "sha256": data.checksum(), "source": data.source}
-    return told if data.preparation is None else told | {"preparation": data.preparation.digest()}
 
 
 def resolve_model(

@@ -7,7 +7,7 @@ client has one to itself, with a module of its own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Self, TypeVar
 
 import torch
@@ -15,12 +15,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
-from equifed.contract.clients import Moved
-from equifed.contract.local import LocalSGD, LocalWork
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
-from equifed.engines.ordered_sums import DenseVectors, dense_rows, to_numpy
+from equifed.engines.ordered_sums import DenseVectors, InProcessVectors, to_numpy
 from equifed.engines.own import MOST_NEWTON, plain_work
 from equifed.engines.threads import map_in_threads, products_in
 
@@ -86,55 +85,38 @@ class LoopClients(InProcessClients):
     engine = "loop"
 
     @override
-    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self.refuse_minibatches(batch_size)
-
+    def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
         def measure(self: Self, k: int) -> Tensor:
             with torch.no_grad():  # every thread has a switch of its own
                 batch = self._batches(k, stream, batch_size).at(0)
                 at = self._with_own(x, k)
                 return self._loss(at, k, batch) + self.model.penalty(at, self._own_l2(k))
 
-        values = self._map(measure)
-        self._book(down=1, up=0, losses=1)
-        return self.require_finite(to_numpy(torch.stack(values)), "loss")
+        return torch.stack(self._map(measure))
 
     @override
-    def value_and_gradient(
-        self, x: Tensor, stream: Stream, batch_size: int | None = None
+    def differentiate(
+        self, x: Tensor, stream: Stream, batch_size: int | None
     ) -> tuple[Losses, ClientVectors]:
-        self.refuse_minibatches(batch_size)
-
-        def differentiate(self: Self, k: int) -> tuple[Tensor, Tensor]:
+        def one(self: Self, k: int) -> tuple[Tensor, Tensor]:
             batch = self._batches(k, stream, batch_size).at(0)
             return self._gradient(self._with_own(x, k), k, batch)
 
-        pairs = self._map(differentiate)
-        self._book(down=1, up=1, losses=1)
-        losses = self.require_finite(to_numpy(torch.stack([value for value, _ in pairs])), "loss")
-        d = self.model.size
-        gradients = DenseVectors(torch.stack([gradient[:d] for _, gradient in pairs]))
+        values, rows = zip(*self._map(one), strict=True)
+        losses = self.require_finite(to_numpy(torch.stack(values)), "loss")
+        gradients = DenseVectors(torch.stack([row[: self.model.size] for row in rows]))
         self.require_finite(gradients.squared_norms(), "squared gradient norm")
         return losses, gradients
 
     @override
-    def local_steps(
-        self,
-        x: Tensor,
-        local: LocalSGD,
-        stream: Stream,
-        *,
-        control: ClientVectors | None = None,
-        target: Tensor | None = None,
-        slopes: Weights | None = None,
-    ) -> Moved:
-        work = local.work()
-        self.refuse_minibatches(work.batch_size)
-        work.check(control, target, slopes)
-        steps, rows = work.steps_for(self.sizes), None if control is None else dense_rows(control)
+    def move(
+        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
+        target: Tensor | None, slopes: Weights | None,
+    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
+        steps, rows = work.steps_for(self.sizes), None if control is None else control.dense()
         room = None if self.remembers_own() else self.workspace.empty((len(self.index), len(x)), x)
 
-        def move(self: Self, k: int) -> dict[str, Tensor]:
+        def one(self: Self, k: int) -> dict[str, Tensor]:
             correction = None
             if rows is not None and target is not None:
                 correction = target - rows[k]
@@ -144,8 +126,7 @@ class LoopClients(InProcessClients):
             here = None if room is None else room[k]
             return self._walk(x, work, stream, k, int(steps[k]), correction, slope, here)
 
-        walks = self._map(move)
-        self._book_local(work, corrected=target is not None)
+        walks = self._map(one)
         made = {} if room is None else {"displacement": room}
         made |= {k: torch.stack([w[k] for w in walks]) for k in work.results if k not in made}
         lengths = to_numpy(made["displacement"].square().sum(dim=1))
@@ -155,9 +136,8 @@ class LoopClients(InProcessClients):
             start = self.own_rows.start
             before = start[torch.as_tensor(self.index, device=start.device)]
             self.own_rows.put(self.index, before - made["displacement"][:, d:])
-        shared = {kind: DenseVectors(matrix[:, :d]) for kind, matrix in made.items()}
         thresholds = to_numpy(torch.stack(ends)) if ends else None
-        return Moved(steps=steps, thresholds=thresholds, **shared)
+        return {kind: DenseVectors(matrix[:, :d]) for kind, matrix in made.items()}, thresholds
 
     def _walk(
         self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,

@@ -20,8 +20,8 @@ from equifed.contract.local import LocalSGD, uses_minibatches
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Holdout
+from equifed.engines.base import describe_data, describe_samples
 from equifed.engines.evaluate import check_metrics
-from equifed.engines.in_process import describe_data, describe_samples
 from equifed.engines.own import settle_own
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.models.losses import outputs_for, resolve_loss, weigh_classes

@@ -8,7 +8,7 @@ handle makes them again, the same ones, chunk by chunk, while it adds them up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,18 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
-from equifed.contract.clients import Moved
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Minibatches
-from equifed.engines.ordered_sums import DenseVectors, has_one_order, in_process, put_rows, to_numpy
+from equifed.engines.ordered_sums import (
+    DenseVectors,
+    InProcessVectors,
+    has_one_order,
+    put_rows,
+    to_numpy,
+)
 from equifed.engines.own import plain_work
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
@@ -45,9 +50,9 @@ from equifed.engines.stacked.samples import (
 from equifed.engines.stacked.walk import (
     ChunkWalk,
     ChunkWork,
+    GradientRun,
     LocalRun,
-    ReplayedVectors,
-    SharedGradients,
+    RemadeVectors,
 )
 from equifed.engines.threads import Precision, Workspace, empty_rows, row_bytes
 from equifed.models.architectures import Init
@@ -142,8 +147,7 @@ class StackedClients(InProcessClients):
     # The verbs.
 
     @override
-    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self.refuse_minibatches(batch_size)
+    def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
         values = x.new_zeros(len(self.index))
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
@@ -156,51 +160,31 @@ class StackedClients(InProcessClients):
                         each = self._sample_losses(x, samples)
                         total = total + (each * samples.weights).sum(dim=1)
                 put_rows(values, chunk.places, total)
-        self._book(down=1, up=0, losses=1)
-        return self.require_finite(to_numpy(values), "loss")
+        return values
 
     @override
-    def value_and_gradient(
-        self, x: Tensor, stream: Stream, batch_size: int | None = None
+    def differentiate(
+        self, x: Tensor, stream: Stream, batch_size: int | None
     ) -> tuple[Losses, ClientVectors]:
-        self.refuse_minibatches(batch_size)
-        handle = SharedGradients(self, x, stream, batch_size)
+        run = GradientRun(self, x, stream, batch_size, ["gradient"])
         if not self._fits(1):
-            losses = self.losses(x, stream, batch_size)
-            self.traffic.up[self.index] += self.model.size * self.model.dtype.itemsize
-            return losses, handle
-        losses, norms, gradients = handle.everything()
-        self._book(down=1, up=1, losses=1)
-        self.require_finite(losses, "loss")
-        self.require_finite(norms, "squared gradient norm")
-        return losses, gradients
+            losses = to_numpy(self.measure_losses(x, stream, batch_size))
+            return self.require_finite(losses, "loss"), RemadeVectors(run, "gradient")
+        matrices, losses = run.everything()
+        return losses, DenseVectors(matrices["gradient"])
 
     @override
-    def local_steps(
-        self,
-        x: Tensor,
-        local: LocalSGD,
-        stream: Stream,
-        *,
-        control: ClientVectors | None = None,
-        target: Tensor | None = None,
-        slopes: Weights | None = None,
-    ) -> Moved:
-        work = local.work()
-        self.refuse_minibatches(work.batch_size)
-        work.check(control, target, slopes)
-        kept = None if control is None else in_process(control)
-        run = LocalRun(self, x, work, stream, kept, target, slopes)
-        self._book_local(work, corrected=target is not None)
-        thresholds = None
+    def move(
+        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
+        target: Tensor | None, slopes: Weights | None,
+    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
+        run = LocalRun(self, x, work, stream, control, target, slopes)
         if self._fits(len(work.results)):
             matrices, thresholds = run.everything()
-            vectors: dict[str, ClientVectors] = {k: DenseVectors(m) for k, m in matrices.items()}
-        else:
-            vectors = {kind: ReplayedVectors(run, kind) for kind in work.results}
-            if work.hinge is not None or self.remembers_own():
-                thresholds = run.everything(keep=False)[1]
-        return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
+            return {kind: DenseVectors(matrix) for kind, matrix in matrices.items()}, thresholds
+        now = work.hinge is not None or self.remembers_own()
+        thresholds = run.everything(keep=False)[1] if now else np.zeros(0)
+        return {kind: RemadeVectors(run, kind) for kind in work.results}, thresholds
 
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
@@ -301,7 +285,9 @@ class StackedClients(InProcessClients):
         try:
             pair = self.subset(np.flatnonzero(self.sizes)[:2])
             one = 1 if self.offsets is None else None  # profile losses are of all samples
-            SharedGradients(pair, self.model.flatten(self._template), Stream(0), one).everything()
+            run = GradientRun(pair, self.model.flatten(self._template), Stream(0), one, [])
+            for chunk in pair.chunks(one):
+                run.make(chunk)
         except RuntimeError as error:
             raise NotBatched(
                 f"{type(self._template).__name__} cannot be batched over clients "

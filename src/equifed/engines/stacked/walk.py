@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import (
-    DenseVectors,
     InProcessVectors,
     Node,
     node_values,
@@ -80,9 +79,8 @@ class ChunkWalk:
         self._iterates = torch.zeros_like(self.u) if work.average else None
         self._gradients = torch.zeros_like(self.u) if work.mean_gradient else None
         self._results: dict[str, Tensor] = {}
-        self.threshold: Tensor | None = None
-        if work.hinge is not None:
-            self.threshold = x.new_full((len(steps),), work.hinge.threshold)
+        start = 0.0 if work.hinge is None else work.hinge.threshold
+        self.value = x.new_full((len(steps),), start)  # the hinge's threshold
 
     @property
     def longest(self) -> int:
@@ -134,8 +132,8 @@ class ChunkWalk:
     def _transform(self, gradient: Tensor, value: Tensor) -> None:
         """Apply the hinge to the gradients, move the thresholds, and keep the gradients' sum."""
         live, hinge, slope = len(gradient), self._work.hinge, self._given.slope
-        if hinge is not None and self.threshold is not None and slope is not None:
-            threshold = self.threshold[:live]
+        if hinge is not None and slope is not None:
+            threshold = self.value[:live]
             s = slope[:live] * torch.sigmoid((value - threshold) / hinge.smoothing)
             gradient.mul_(s.unsqueeze(1))
             threshold.sub_(1 - s, alpha=self._work.lr)
@@ -177,115 +175,63 @@ class ChunkWalk:
         return total / steps.unsqueeze(1)
 
 
-class SharedGradients(InProcessVectors):
-    """Gradients at one shared model, not kept but made again for every weighted sum."""
+@dataclass(frozen=True)
+class ChunkGradients:
+    """Gradients (c, d) and losses (c,) of a chunk's clients at one shared model."""
 
-    def __init__(self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None) -> None:
-        self._clients, self._x, self._stream, self._batch = clients, x, stream, batch_size
+    gradient: Tensor
+    value: Tensor
+    own: None = None
 
-    @override
-    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
-        def rows(begin: int, end: int) -> list[Tensor]:
-            return [self.part(begin - first, end - first).dense()]
-
-        # With as many gradients at a time as memory holds.
-        most = self._clients.rows_at_once(1)
-        values = [value[0] for value in node_values(nodes, weights, rows, most)]
-        if not all(bool(torch.isfinite(value).all()) for value in values):
-            self._clients.require_finite(self.squared_norms(), "squared gradient norm")
-        return values
-
-    @override
-    def part(self, begin: int, end: int) -> SharedGradients:
-        some = self._clients.subset(self._clients.index[begin:end])
-        return SharedGradients(some, self._x, self._stream, self._batch)
-
-    @override
-    def squared_norms(self) -> Losses:
-        out = np.zeros(len(self._clients.index))
-        for chunk in self._clients.chunks(self._batch):
-            out[chunk.places] = to_numpy(self.rows(chunk)[0].square().sum(dim=1))
-        return out
-
-    @override
-    def dense(self) -> Tensor:  # whatever the memory bound says
-        return self.everything()[2].matrix
-
-    @override
-    def of_chunk(self, chunk: Chunk) -> Tensor:
-        return self.rows(chunk)[0]
-
-    def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """Return gradients (c, d) and losses (c,) of a chunk's clients."""
-        samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
-        clients = self._clients
-        gradient, value = clients.rule.gradient(clients.models(self._x, chunk), samples)
-        return gradient[:, : clients.model.size], value
-
-    def everything(self) -> tuple[Losses, Losses, DenseVectors]:
-        """Return the losses, the squared norms and all gradients, side by side."""
-        n = len(self._clients.index)
-        matrix = empty_rows(n, self._x, self._clients.workspace)
-        numbers = self._x.new_empty(n, 2)
-
-        def store(chunk: Chunk) -> None:
-            gradient, value = self.rows(chunk)
-            put_rows(matrix, chunk.places, gradient)
-            norm = torch.linalg.vector_norm(gradient, dim=1)
-            put_rows(numbers, chunk.places, torch.stack([value, norm.square()], dim=1))
-
-        map_in_threads(store, self._clients.chunks(self._batch), self._clients.independent)
-        losses, norms = to_numpy(numbers).T  # one copy, since it waits for the device
-        return losses.copy(), norms, DenseVectors(matrix)
+    def result(self, kind: str) -> Tensor:
+        """Return the gradients, the one kind of vector here."""
+        return self.gradient
 
 
-class LocalRun:
-    """One call of ``local_steps`` that can be carried out as often as needed."""
+class Run:
+    """A pass over all clients that makes vectors of some kinds, carried out as often as needed."""
 
-    _sums: tuple[bytes, list[Tensor]] | None
+    what: tuple[str, str]  # names of the two numbers of every client that must be finite
+    _sums: tuple[bytes, list[Tensor]] | None = None
 
     def __init__(
-        self,
-        clients: Maker,
-        x: Tensor,
-        work: LocalWork,
-        stream: Stream,
-        control: InProcessVectors | None,
-        target: Tensor | None,
-        slopes: Weights | None,
+        self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None, kinds: list[str]
     ) -> None:
-        self._clients, self._x, self._work, self._stream = clients, x, work, stream
-        self._control, self._target, self._slopes = control, target, slopes
-        self._kinds, self._sums = list(work.results), None
+        self._clients, self._x, self._stream = clients, x, stream
+        self._batch, self._kinds = batch_size, kinds
 
-    def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
-        """Return the vectors of all clients (unless not to be kept) and their thresholds."""
-        n = len(self._clients.index)
+    def make(self, chunk: Chunk, room: Tensor | None = None) -> ChunkGradients | ChunkWalk:
+        """Make the vectors of a chunk's clients, if that helps in the ``room`` for all of them."""
+        raise NotImplementedError
+
+    def moves_own(self) -> bool:
+        """Tell whether it ends at other own parts."""
+        return False
+
+    def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses]:
+        """Return the vectors of all clients (unless not to be kept) and a number of each."""
+        n, rows, size = len(self._clients.index), self._clients.own_rows, self._clients.model.size
         kinds, workspace = self._kinds if keep else [], self._clients.workspace
         matrices = {kind: empty_rows(n, self._x, workspace) for kind in kinds}
-        thresholds, size = np.zeros(n), self._clients.model.size
-        keeps, rows = self._clients.remembers_own(), self._clients.own_rows
-        own = rows.start[self._clients.index] if keeps else rows.start
+        own = rows.start[self._clients.index] if self.moves_own() else rows.start
 
-        def store(chunk: Chunk, walk: ChunkWalk) -> None:
+        def store(chunk: Chunk, made: ChunkGradients | ChunkWalk) -> None:
             for kind, matrix in matrices.items():  # nothing to do if it is there
-                put_rows(matrix, chunk.places, walk.result(kind)[:, :size])
-            if walk.threshold is not None:
-                thresholds[chunk.places] = to_numpy(walk.threshold)
-            if walk.own is not None:
-                put_rows(own, chunk.places, walk.own)
+                put_rows(matrix, chunk.places, made.result(kind)[:, :size])
+            if made.own is not None:
+                put_rows(own, chunk.places, made.own)
 
-        self._carry_out(store, None if keeps else matrices.get("displacement"))
-        if keeps:
+        values = self._carry_out(store, None if self.moves_own() else matrices.get("displacement"))
+        if self.moves_own():
             rows.put(self._clients.index, own)
-        return matrices, thresholds if self._work.hinge is not None else None
+        return matrices, values
 
     def nodes(self, kind: str, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
         """Return parts of one kind's weighted sum; those of all kinds are made together."""
         key = np.asarray([first, *weights], dtype=np.float64).tobytes()
 
         def rows(begin: int, end: int) -> list[Tensor]:
-            matrices, _ = self._part(begin - first, end - first).everything()
+            matrices, _ = self.part(begin - first, end - first).everything()
             return [matrices[kind] for kind in self._kinds]
 
         if self._sums is None or self._sums[0] != key:
@@ -293,42 +239,76 @@ class LocalRun:
             self._sums = (key, list(node_values(nodes, weights, rows, most)))
         return [value[self._kinds.index(kind)] for value in self._sums[1]]
 
-    def _part(self, begin: int, end: int) -> LocalRun:
+    def part(self, begin: int, end: int) -> Self:
         """Return the run of a few of the clients, which remembers its own ends of own parts."""
         part, again = copy.copy(self), self._clients.with_own(self._clients.own_rows.start)
-        part._clients = again.subset(self._clients.index[begin:end])
-        part._control = None if self._control is None else self._control.part(begin, end)
-        part._slopes = None if self._slopes is None else self._slopes[begin:end]
+        part._clients, part._sums = again.subset(self._clients.index[begin:end]), None
         return part
 
     def squared_norms(self, kind: str) -> Losses:
         """Return the squared norms of one kind of vector."""
-        out = np.zeros(len(self._clients.index))
+        out, size = np.zeros(len(self._clients.index)), self._clients.model.size
 
-        def norms(chunk: Chunk, walk: ChunkWalk) -> None:
-            rows = walk.result(kind)[:, : self._clients.model.size]
-            out[chunk.places] = to_numpy(rows.square().sum(dim=1))
+        def norms(chunk: Chunk, made: ChunkGradients | ChunkWalk) -> None:
+            out[chunk.places] = to_numpy(made.result(kind)[:, :size].square().sum(dim=1))
 
         self._carry_out(norms)
         return out
 
-    def _carry_out(
-        self, use: Callable[[Chunk, ChunkWalk], None], room: Tensor | None = None
-    ) -> None:
-        """Carry out the steps, in the ``room`` if any; raise at the end for diverged ones."""
-        lengths = self._x.new_zeros(len(self._clients.index))
+    def _carry_out(self, use: Callable[[Chunk, Any], None], room: Tensor | None = None) -> Losses:
+        """Make and use every chunk's vectors; raise at the end for those that are not finite."""
+        numbers, clients = self._x.new_zeros(len(self._clients.index), 2), self._clients
 
         def one(chunk: Chunk) -> None:
-            walk = self._clients.walk(self._given(chunk), room)
-            moved = walk.result("displacement")
-            put_rows(lengths, chunk.places, torch.linalg.vector_norm(moved, dim=1))
-            use(chunk, walk)
+            made = self.make(chunk, room)
+            norm = torch.linalg.vector_norm(made.result(self._kinds[0]), dim=1)
+            put_rows(numbers, chunk.places, torch.stack([made.value, norm.square()], dim=1))
+            use(chunk, made)
 
-        map_in_threads(one, self._clients.chunks(self._work.batch_size), self._clients.independent)
-        squared = to_numpy(lengths) ** 2
-        self._clients.require_finite(squared, "squared length of the local update")
+        map_in_threads(one, clients.chunks(self._batch), clients.independent)
+        for values, what in zip(to_numpy(numbers).T, self.what, strict=True):  # copied at once
+            clients.require_finite(values, what)
+        return to_numpy(numbers)[:, 0].copy()
 
-    def _given(self, chunk: Chunk) -> ChunkWork:
+
+class GradientRun(Run):
+    """One call of ``value_and_gradient``."""
+
+    what = ("loss", "squared gradient norm")
+
+    @override
+    def make(self, chunk: Chunk, room: Tensor | None = None) -> ChunkGradients:
+        clients = self._clients
+        samples = clients.supply(chunk, self._stream, self._batch).at(0)
+        gradient, value = clients.rule.gradient(clients.models(self._x, chunk), samples)
+        return ChunkGradients(gradient[:, : clients.model.size], value)
+
+
+class LocalRun(Run):
+    """One call of ``local_steps``."""
+
+    what = ("threshold", "squared length of the local update")
+
+    def __init__(
+        self, clients: Maker, x: Tensor, work: LocalWork, stream: Stream,
+        control: InProcessVectors | None, target: Tensor | None, slopes: Weights | None,
+    ) -> None:  # fmt: skip
+        super().__init__(clients, x, stream, work.batch_size, list(work.results))
+        self._work, self._control, self._target, self._slopes = work, control, target, slopes
+
+    @override
+    def moves_own(self) -> bool:
+        return bool(self._clients.remembers_own())
+
+    @override
+    def part(self, begin: int, end: int) -> LocalRun:
+        part = super().part(begin, end)
+        part._control = None if self._control is None else self._control.part(begin, end)
+        part._slopes = None if self._slopes is None else self._slopes[begin:end]
+        return part
+
+    @override
+    def make(self, chunk: Chunk, room: Tensor | None = None) -> ChunkWalk:
         slope, correction, x, size = None, None, self._x, None
         if self._slopes is not None:
             slope = torch.as_tensor(self._slopes[chunk.places], dtype=x.dtype, device=x.device)
@@ -336,22 +316,28 @@ class LocalRun:
             correction = self._target - self._control.of_chunk(chunk)
             if self._work.correction != 1:
                 correction.mul_(self._work.correction)
-        if self._clients.remembers_own():
+        if self.moves_own():
             x, size = self._clients.models(x, chunk), self._clients.model.size
             if correction is not None:  # of the shared part only
                 correction = pad(correction, (0, self._clients.model.own_size))
-        return ChunkWork(x, self._work, self._stream, chunk, correction, slope, size)
+        given = ChunkWork(x, self._work, self._stream, chunk, correction, slope, size)
+        walk: ChunkWalk = self._clients.walk(given, room)
+        return walk
 
 
-class ReplayedVectors(InProcessVectors):
-    """One kind of vector of a local run that is carried out when it is asked for."""
+class RemadeVectors(InProcessVectors):
+    """One kind of vector of a run that is carried out when it is asked for."""
 
-    def __init__(self, run: LocalRun, kind: str) -> None:
+    def __init__(self, run: Run, kind: str) -> None:
         self._run, self._kind = run, kind
 
     @override
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
         return self._run.nodes(self._kind, nodes, weights, first)
+
+    @override
+    def part(self, begin: int, end: int) -> RemadeVectors:
+        return RemadeVectors(self._run.part(begin, end), self._kind)
 
     @override
     def squared_norms(self) -> Losses:
@@ -360,3 +346,7 @@ class ReplayedVectors(InProcessVectors):
     @override
     def dense(self) -> Tensor:  # whatever the memory bound says
         return self._run.everything()[0][self._kind]
+
+    @override
+    def of_chunk(self, chunk: Chunk) -> Tensor:
+        return self._run.make(chunk).result(self._kind)
