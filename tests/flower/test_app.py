@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import socket
+import ssl
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -269,23 +274,42 @@ def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
 # -- doctor -----------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def serve_tls(keys: Path) -> Iterator[int]:
+    """Accept one connection with a server's certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys / "server.pem", keys / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError), server.accept()[0] as one:
+                context.wrap_socket(one, server_side=True).close()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield server.getsockname()[1]
+    thread.join()
+
+
 def test_the_doctor_finds_what_is_wrong_with_keys_and_certificates(tmp_path: Path) -> None:
-    certificates.make_certificates(tmp_path, ["127.0.0.1", "localhost"])
-    server, ca = tmp_path / "server.pem", tmp_path / "ca.pem"
-    assert not list(certificates.find_certificate_problems(server, "127.0.0.1", ca))
-    (wrong,) = certificates.find_certificate_problems(server, "fl.example.org", ca)
-    assert "127.0.0.1, localhost, not for fl.example.org" in wrong
-    certificates.make_certificates(tmp_path / "other", ["127.0.0.1"])
-    (wrong,) = certificates.find_certificate_problems(server, None, tmp_path / "other" / "ca.pem")
-    assert "was not issued by" in wrong
-    (wrong,) = certificates.find_certificate_problems(tmp_path / "none.pem", None)
-    assert "no PEM certificate" in wrong
+    for name, days in (("good", 30), ("other", 30), ("old", -1)):
+        certificates.make_certificates(tmp_path / name, ["127.0.0.1"], days)
+    for name, ca, told in (
+        ("good", "good/ca.pem", "answers with TLSv1.3, trusted"),
+        ("good", "other/ca.pem", "was issued by another authority than the given one"),
+        ("old", "old/ca.pem", "has expired"),
+        ("good", "good/server.key", "is no PEM certificate"),
+    ):
+        with serve_tls(tmp_path / name) as port:
+            found = doctor._check_superlink(f"127.0.0.1:{port}", tmp_path / ca)
+        assert told in found.text and found.good == ("trusted" in told), found.text
     key, _ = certificates.make_node_key(tmp_path, "node")
     assert not list(certificates.find_key_problems(key))
     key.chmod(0o644)
     (wrong,) = certificates.find_key_problems(key)
     assert "can be read by others" in wrong
-    (wrong,) = certificates.find_key_problems(tmp_path / "server.key")
+    (wrong,) = certificates.find_key_problems(tmp_path / "good" / "server.key")
     assert "not in OpenSSH format" in wrong
     assert any("cannot be read" in p for p in certificates.find_key_problems(tmp_path / "none"))
 

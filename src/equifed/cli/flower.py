@@ -268,9 +268,6 @@ def doctor(
     folder: Annotated[Path | None, typer.Argument(help="Folder of the app.")] = None,
     superlink: Annotated[str | None, typer.Option(help=SuperLink)] = None,
     root_certificates: Annotated[Path | None, typer.Option(help=Authority)] = None,
-    server_certificate: Annotated[
-        Path | None, typer.Option(help="Certificate of the SuperLink.")
-    ] = None,
     node_key: Annotated[Path | None, typer.Option(help=NodeKey)] = None,
     node_config: Annotated[
         str | None, typer.Option(help="Settings of a site, as for node: checks its data.")
@@ -280,7 +277,7 @@ def doctor(
     """Check versions, the app, certificates, keys, a site's data, and that a SuperLink answers."""
     from equifed.flower.trial.doctor import examine
 
-    given = (folder, superlink, root_certificates, server_certificate, node_key, node_config)
+    given = (folder, superlink, root_certificates, node_key, node_config)
     found = list(examine(*given))
     good = all(finding.good for finding in found)
     if json:

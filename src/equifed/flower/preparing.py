@@ -44,8 +44,6 @@ from equifed.flower.wire import Reply, WireError, expect_vector
 PATIENCE = 60.0
 """Seconds in which a site shows its columns again."""
 
-UNANSWERED = "Not every site answered while the tables were prepared"
-
 
 @dataclass
 class Fit:
@@ -66,7 +64,6 @@ class Fit:
     hidden: HiddenSums | None = None
     totals: dict[str, list[float]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    _counts: dict[str, int] = field(default_factory=dict)
 
     def run(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Preparation:
         """Ask until the preparation is known; :class:`StartError` if that cannot be."""
@@ -84,92 +81,69 @@ class Fit:
         )
         asked["salt"] = run
         self.warnings = find_odd_labels(hellos)
-        asker = _Asker(mailbox, run, hellos, self.task, self.hidden)
+        nothing = SimpleNamespace(size=0, dtype=torch.float64, device="cpu")
+        engine = cast(OneClient, SimpleNamespace(model=nothing))  # there is no model yet
+        members = Members(run, self.task, list(hellos), engine)
+        messenger, counts = Messenger(mailbox, members, self.hidden), dict[str, int]()
 
         def add(asked: Question) -> Vector:
-            total = asker.add(asked)
+            total = _add(messenger, asked)
             if asked["stage"] == "sums":
                 found = from_vector(asked, total)
-                self._counts = {c: told.get("count", 0) for c, told in found.items()}
+                counts.update({c: told.get("count", 0) for c, told in found.items()})
             return total
 
         try:
-            fitted = fit_by_sums(asked, add, asker.collect)
+            fitted = fit_by_sums(asked, add, lambda asked: _collect(messenger, asked))
         except DataError as error:
             raise StartError(f"The sites' tables cannot be prepared: {error}") from error
+        except MissingClients as lost:
+            raise StartError(
+                f"Not every site answered while the tables were prepared: {lost}"
+            ) from lost
         except (ArithmeticError, ValueError, KeyError, StopIteration) as error:
             raise StartError(
                 "The sites' answers do not fit together, so that no preparation comes of them "
                 f"({type(error).__name__}); see what they have: equifed flower statistics."
             ) from error
-        self.totals = list_totals(fitted, self._counts)
+        self.totals = list_totals(fitted, counts)
         return fitted
 
 
-class _Asker:
-    """Sends questions to all sites and adds what they answer."""
+def _add(messenger: Messenger, asked: Question) -> Vector:
+    """Return the sum of all sites' answers."""
+    size, where = measure_vector(asked), Stream(0, ("prepare", str(asked["stage"])))
+    requests = messenger.write_requests("prepare", where, {"asked": asked}, {})
+    if messenger.hidden is not None:
+        ones, ask = np.ones(len(requests)), messenger.mailbox.ask
+        return messenger.hidden.total(messenger, requests, ones, "vector", ask, size)
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        run: str,
-        hellos: Sequence[Hello],
-        task: Task,
-        hidden: HiddenSums | None,
-    ) -> None:
-        nothing = SimpleNamespace(size=0, dtype=torch.float64, device="cpu")
-        engine = cast(OneClient, SimpleNamespace(model=nothing))  # there is no model yet
-        self.messenger = Messenger(mailbox, Members(run, task, list(hellos), engine), hidden)
+    def check(i: int, reply: Reply) -> None:
+        vector = expect_vector(reply.arrays, "vector", size, "float64")
+        if not (vector == np.rint(vector)).all() or (np.abs(vector) >= 1 << BASE).any():
+            raise WireError("answered with something else than whole numbers")
 
-    def add(self, asked: Question) -> Vector:
-        """Return the sum of all sites' answers."""
-        size = measure_vector(asked)
-        messenger = self.messenger
-        where = Stream(0, ("prepare", str(asked["stage"])))
-        requests = messenger.write_requests("prepare", where, {"asked": asked}, {})
-        if messenger.hidden is not None:
-            try:
-                return messenger.hidden.total(
-                    messenger, requests, np.ones(len(requests)), "vector", messenger.mailbox.ask,
-                    size,
-                )  # fmt: skip
-            except MissingClients as lost:
-                raise StartError(f"{UNANSWERED}: {lost}") from lost
+    replies = messenger.ask(requests, check)
+    total: Vector = np.sum([replies[i].arrays["vector"] for i in sorted(replies)], axis=0)
+    return total
 
-        def check(i: int, reply: Reply) -> None:
-            vector = expect_vector(reply.arrays, "vector", size, "float64")
-            if not (vector == np.rint(vector)).all() or (np.abs(vector) >= 1 << BASE).any():
-                raise WireError("answered with something else than whole numbers")
 
-        replies = self._ask(messenger, requests, check)
-        vectors = [replies[i].arrays["vector"] for i in sorted(replies)]
-        total: Vector = np.sum(vectors, axis=0, dtype=np.float64)
-        return total
+def _collect(messenger: Messenger, asked: Question) -> list[Mapping[str, Sequence[str]]]:
+    """Return the names that every site told."""
+    where = Stream(0, ("prepare", "names"))
+    requests = messenger.write_requests("prepare", where, {"asked": asked}, {})
 
-    def collect(self, asked: Question) -> list[Mapping[str, Sequence[str]]]:
-        """Return the names that every site told."""
-        where = Stream(0, ("prepare", "names"))
-        requests = self.messenger.write_requests("prepare", where, {"asked": asked}, {})
+    def check(i: int, reply: Reply) -> None:
+        names = reply.numbers.get("names")
+        if not isinstance(names, dict) or set(names) != set(asked["columns"]):
+            raise WireError("named categories of other columns than asked for")
+        for listed in names.values():
+            texts = isinstance(listed, list) and all(isinstance(t, str) for t in listed)
+            if not texts or len(listed) > MOST_NAMES:
+                raise WireError("named something else than categories")
 
-        def check(i: int, reply: Reply) -> None:
-            names = reply.numbers.get("names")
-            if not isinstance(names, dict) or set(names) != set(asked["columns"]):
-                raise WireError("named categories of other columns than asked for")
-            for listed in names.values():
-                texts = isinstance(listed, list) and all(isinstance(t, str) for t in listed)
-                if not texts or len(listed) > MOST_NAMES:
-                    raise WireError("named something else than categories")
-
-        replies = self._ask(self.messenger, requests, check)
-        return [replies[i].numbers["names"] for i in sorted(replies)]
-
-    def _ask(self, messenger: Messenger, requests: Any, check: Any) -> dict[int, Reply]:
-        answers = messenger.mailbox.ask(requests, check)
-        if answers.failures:
-            names = messenger.members.names
-            told = "; ".join(f"{names[i]}: {f.reason}" for i, f in answers.failures.items())
-            raise StartError(f"{UNANSWERED}: {told}.")
-        return answers.replies
+    replies = messenger.ask(requests, check)
+    return [replies[i].numbers["names"] for i in sorted(replies)]
 
 
 def compare_tables(mailbox: Mailbox, plan: dict[str, Any], table: TableSettings | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -17,7 +18,6 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.evaluate import check_metrics
 from equifed.flower.mailbox import Answers, Mailbox
-from equifed.flower.measured import check_detail, expect_nothing, read_evaluation
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
 from equifed.flower.questions import FlowerQuestions
@@ -134,7 +134,7 @@ class FlowerClients(FlowerQuestions, Clients):
         requests = self.write_requests("metrics", where, args, arrays)
 
         def check(i: int, reply: Reply) -> None:
-            self.check_metrics(self.members.hellos[i].sizes, splits, {*ALWAYS, *names}, reply)
+            self.check_measured(i, splits, {*ALWAYS, *names}, reply)
             if describe:
                 check_detail(self.members.hellos[i].sizes.get(splits[0], 0), reply)
 
@@ -233,11 +233,9 @@ class FlowerClients(FlowerQuestions, Clients):
         if self.hidden is None:
             self.check_vector(reply, "gradient", "squared gradient norm")
 
-    def check_metrics(
-        self, held: dict[str, int], splits: Sequence[str], known: set[str], reply: Reply
-    ) -> None:
+    def check_measured(self, i: int, splits: Sequence[str], known: set[str], reply: Reply) -> None:
         """Refuse numbers of other splits, other sizes or other names than a client can have."""
-        tables = reply.numbers.get("splits")
+        held, tables = self.members.hellos[i].sizes, reply.numbers.get("splits")
         if not isinstance(tables, dict) or set(tables) != set(held) & set(splits):
             raise WireError("measured other splits than asked for")
         for split, table in tables.items():
@@ -249,11 +247,45 @@ class FlowerClients(FlowerQuestions, Clients):
             if held[split] and "loss" not in metrics:
                 raise WireError(f"sent no {split} loss")
             for name, value in metrics.items():
-                if not held[split]:
-                    expect_nothing(f"{split} {name}", value)
-                    continue
-                fraction = find_metric(name).is_fraction
-                least = 0.0 if fraction else self.least_loss if name == "loss" else -math.inf
-                expect_number(f"{split} {name}", value, self.dtype, least)
-                if fraction and value > 1:
-                    raise WireError(f"{split} {name} is {value}, and a fraction lies in [0, 1]")
+                self._check_metric(f"{split} {name}", name, value, held[split])
+
+    def _check_metric(self, where: str, name: str, value: Any, samples: int) -> None:
+        if not samples:
+            if not (isinstance(value, float) and math.isnan(value)):
+                raise WireError(f"{where} is a value measured on no samples")
+            return
+        fraction = find_metric(name).is_fraction
+        least = 0.0 if fraction else self.least_loss if name == "loss" else -math.inf
+        expect_number(where, value, self.dtype, least)
+        if fraction and value > 1:
+            raise WireError(f"{where} is {value}, and a fraction lies in [0, 1]")
+
+
+def check_detail(size: int, reply: Reply) -> None:
+    """Refuse details that are none, or of other samples than the client said it has."""
+    told = reply.numbers.get("detail")
+    if told is None and size == 0:
+        return
+    try:
+        found = ClientDetail.from_dict(told)
+    except ValueError as error:
+        raise WireError(f"sent {error}") from error
+    if found.size != size:
+        raise WireError("described another number of samples than it said it has")
+
+
+def read_evaluation(
+    split: str, replies: dict[int, Reply], n: int, names: Iterable[str]
+) -> Evaluation:
+    """Return one split's numbers of all n clients; NaN for those that did not answer."""
+    sizes = np.zeros(n, dtype=np.int64)
+    found = {name: np.full(n, np.nan) for name in names}
+    for i, reply in replies.items():
+        table = reply.numbers["splits"].get(split)
+        if table is not None:
+            sizes[i] = table["size"]
+            for name, value in table["metrics"].items():
+                found[name][i] = value
+    optional = set(ALWAYS) - {"loss"}
+    seen = {k: v for k, v in found.items() if k not in optional or not np.isnan(v).all()}
+    return Evaluation(split, sizes, seen)

@@ -1,4 +1,4 @@
-"""Certificates and node keys for trying out, and what is wrong with those of a deployment.
+"""Certificates and node keys for trying out, and what is wrong with the key of a node.
 
 A SuperLink needs a server certificate whose subject alternative name holds its address. A SuperNode
 proves who it is with an elliptic-curve key in OpenSSH format (PKCS8 is refused by Flower).
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -66,18 +65,20 @@ def issue(
             f"{folder} holds {', '.join(there)} already, which are not overwritten; choose another "
             "folder, or move them away."
         )
-    if addresses:
-        make_certificates(folder, addresses, days)
+    until = make_certificates(folder, addresses, days) if addresses else None
     for name in nodes:
         make_node_key(folder, name)
-    return _read(folder / "server.pem").not_valid_after_utc if addresses else None
+    return until
 
 
-def make_certificates(folder: Path, addresses: Sequence[str], days: float = VALID_DAYS) -> None:
+def make_certificates(
+    folder: Path, addresses: Sequence[str], days: float = VALID_DAYS
+) -> datetime.datetime:
     """Write ``ca.pem``, ``server.pem`` and ``server.key`` for a SuperLink at these addresses.
 
-    The server's certificate is valid for ``days``; with a negative number it has expired. The
-    authority's key is not kept: nobody can issue another certificate that these nodes trust.
+    The server's certificate is valid for ``days``, with a negative number it has expired; until
+    when is returned. The authority's key is not kept: nobody can issue another certificate that
+    these nodes trust.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -104,6 +105,7 @@ def make_certificates(folder: Path, addresses: Sequence[str], days: float = VALI
     (folder / "server.pem").write_bytes(server.public_bytes(PEM))
     private = key.private_bytes(PEM, PrivateFormat.PKCS8, NoEncryption())
     write_private(folder / "server.key", private)
+    return server.not_valid_after_utc
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -115,33 +117,6 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     write_private(secret, private)
     public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     return secret, public
-
-
-def find_certificate_problems(
-    path: Path, address: str | None, ca: Path | None = None
-) -> Iterator[str]:
-    """Say what is wrong with a server certificate: unreadable, expired, for another address."""
-    try:
-        certificate, authority = _read(path), None if ca is None else _read(ca)
-    except ValueError as error:
-        yield str(error)
-        return
-    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if not start <= datetime.datetime.now(datetime.UTC) <= end:
-        yield f"{path} is valid from {start} to {end}, not now"
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        addresses = [str(name.value) for name in names]
-    except x509.ExtensionNotFound:
-        addresses = []
-    if address is not None and address not in addresses:
-        known = ", ".join(addresses) or "no address"
-        yield f"{path} is for {known}, not for {address}: add it as a subject alternative name"
-    try:
-        if authority is not None:
-            certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
-        yield f"{path} was not issued by {ca}"
 
 
 def find_key_problems(path: Path) -> Iterator[str]:
@@ -166,13 +141,6 @@ def find_key_problems(path: Path) -> Iterator[str]:
         yield f"{path} is no elliptic-curve key; make one with: ssh-keygen -t ecdsa -b 384"
     if os.name == "posix" and path.stat().st_mode & 0o077:
         yield f"{path} can be read by others; run: chmod 600 {path}"
-
-
-def _read(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no PEM certificate ({type(error).__name__})") from None
 
 
 def _is_ip(address: str) -> bool:

@@ -25,7 +25,7 @@ from equifed.flower.fleet import Fleet, FleetError, explain_transport
 from equifed.flower.flwr_private import find_changes, parse_node_config, set_identity
 from equifed.flower.policy import Policy
 from equifed.flower.site import Site, SiteError, name_site, read_site
-from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
+from equifed.flower.trial.certificates import find_key_problems
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.training.tables import package_versions
 
@@ -45,7 +45,6 @@ def examine(
     app: Path | None = None,
     superlink: str | None = None,
     root_certificates: Path | None = None,
-    server_certificate: Path | None = None,
     node_key: Path | None = None,
     node_config: str | None = None,
 ) -> Iterator[Finding]:
@@ -53,16 +52,9 @@ def examine(
     yield from _check_flower()
     if app is not None:
         yield from _check_app(app)
-    host = superlink.rpartition(":")[0] if superlink else None
-    if server_certificate is not None:
-        problems = find_certificate_problems(server_certificate, host, root_certificates)
-        yield from _list(problems, f"{server_certificate} is valid")
-    if root_certificates is not None:
-        problems = find_certificate_problems(root_certificates, None)
-        yield from _list(problems, f"{root_certificates} is valid")
     if node_key is not None:
-        fine = f"{node_key} is a key that Flower takes"
-        yield from _list(find_key_problems(node_key), fine)
+        problems = [Finding(False, problem) for problem in find_key_problems(node_key)]
+        yield from problems or [Finding(True, f"{node_key} is a key that Flower takes")]
     if superlink is not None:
         reached = _check_superlink(superlink, root_certificates)
         yield reached
@@ -70,10 +62,6 @@ def examine(
             yield _check_registration(superlink, root_certificates, node_key)
     if node_config is not None:
         yield from _check_site(app, node_config)
-
-
-def _list(problems: Iterator[str], fine: str) -> list[Finding]:
-    return [Finding(False, problem) for problem in problems] or [Finding(True, fine)]
 
 
 def _check_flower() -> Iterator[Finding]:
@@ -124,11 +112,15 @@ def _check_superlink(superlink: str, root_certificates: Path | None) -> Finding:
     if not host or not port.isdigit():
         return Finding(False, f"--superlink is HOST:PORT, got {superlink!r}")
     try:
+        context = ssl.create_default_context(cafile=root_certificates)
+    except OSError as error:
+        kind = type(error).__name__
+        return Finding(False, f"{root_certificates} is no PEM certificate ({kind})")
+    try:
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             if root_certificates is None:
                 unchecked = "give --root-certificates to check TLS"
                 return Finding(True, f"{superlink} answers; {unchecked}")
-            context = ssl.create_default_context(cafile=str(root_certificates))
             with context.wrap_socket(connection, server_hostname=host) as secured:
                 return Finding(True, f"{superlink} answers with {secured.version()}, trusted")
     except ssl.SSLError as error:
