@@ -116,10 +116,13 @@ def test_afl_gives_out_the_means_of_its_rounds(problem: Problem) -> None:
     equal(algorithm.weights(state), np.mean([weights for _, weights in visited], axis=0))
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["", "onto"])
 @pytest.mark.parametrize("radius", [None, 0.8])
 @pytest.mark.parametrize("rho", [0.0, 0.2])
-def test_drfa(problem: Problem, rho: float, radius: float | None) -> None:
+def test_drfa(problem: Problem, rho: float, radius: float | None, by_hand: bool) -> None:
     work = LocalSGD(lr=0.05, steps=4, radius=radius)
+    if by_hand:  # the same set W, or all models, as a projection of the user's
+        work = replace(work, radius=None, onto=lambda x: x * min(1, (radius or 1e9) / x.norm()))
     algorithm = DRFA(work, 0.03, ChiSquare(rho), clients_per_round=3, output="average")
     state = play(algorithm, problem, seed=5)
     x, weights, mean_x, mean_weights = naive.drfa(

@@ -19,6 +19,8 @@ from equifed.runs.config import ConfigError, RunConfig
         ({"lr": 0.1, "steps": 2, "batch_size": 0}, "batch_size must be a whole number"),
         ({"lr": 0.1, "steps": 2, "proximal": -1.0}, "proximal must be at least 0, got -1.0"),
         ({"lr": 0.1, "steps": 2, "radius": 0.0}, "radius must be positive, got 0.0"),
+        ({"lr": 0.1, "steps": 2, "radius": 1.0, "onto": abs}, "without a radius beside it"),
+        ({"lr": 0.1, "steps": 2, "onto": "box"}, "must be a function of a model"),
         ({"lr": 0.1, "steps": 2, "snapshot": 3}, "snapshot=3 lies beyond the 2 local steps"),
     ],
 )
@@ -45,10 +47,15 @@ def test_epochs_count_the_last_smaller_batch(batch_size: int | None, steps: list
     assert LocalSGD(lr=1.0, epochs=2, batch_size=batch_size).steps_for([1, 4, 5]).tolist() == steps
 
 
-def test_users_set_seven_fields_and_algorithms_ask_for_more() -> None:
+def test_a_function_cannot_be_sent() -> None:
+    with pytest.raises(ValueError, match="cannot be sent to clients; use radius"):
+        LocalSGD(lr=0.1, steps=2, onto=abs).to_dict()
+
+
+def test_users_set_eight_fields_and_algorithms_ask_for_more() -> None:
     local = LocalSGD(lr=0.1, steps=3, proximal=0.2)
     assert [*vars(local)] == [
-        "lr", "steps", "epochs", "batch_size", "proximal", "radius", "correction",
+        "lr", "steps", "epochs", "batch_size", "proximal", "radius", "correction", "onto",
     ]  # fmt: skip
     work = local.work(snapshot=2).work(average=True)  # what was asked for before stays
     assert (work.lr, work.steps, work.proximal) == (0.1, 3, 0.2)

@@ -74,6 +74,9 @@ WORKS = {
     "full epochs": LocalSGD(lr=0.1, epochs=3),
     "proximal": LocalSGD(lr=0.1, steps=4, batch_size=2, proximal=0.7),
     "ball": LocalSGD(lr=0.3, steps=4, batch_size=2, radius=0.9),
+    "box": LocalWork(
+        lr=0.3, steps=4, batch_size=2, onto=lambda x: x.clamp(-0.2, 0.3), average=True
+    ),
     "snapshot": LocalWork(lr=0.1, epochs=2, batch_size=2, snapshot=3),
     "average": LocalWork(lr=0.1, epochs=2, batch_size=2, average=True),
     "mean gradient": LocalWork(lr=0.1, epochs=2, batch_size=2, mean_gradient=True),

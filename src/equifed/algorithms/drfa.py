@@ -46,7 +46,7 @@ class DRFA(Federated):
 
     U is a uniform sample of m clients without repeats. Without a penalty the last line is DRFA's
     projection, with one it is DRFA-Prox (where a minus sign is lost in print). :math:`\Pi` projects
-    onto the ball of ``local.radius``.
+    onto W: the ball of ``local.radius``, or any set by ``local.onto``.
 
     ``ascent="full"`` is the alternative of Section 5.2: in place of lines 12 to 16,
     :math:`\lambda \leftarrow \mathrm{prox}(\lambda + \gamma\, l(w), \gamma)` with the losses of all

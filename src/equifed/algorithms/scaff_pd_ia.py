@@ -44,7 +44,8 @@ class ScaffPDIA(Federated):
     serves every client worse than phi = 0 did.
 
     ``local.radius`` is that of the ball Theta onto which the server's step is projected, as in
-    Algorithm 1; the local steps are not, as in Algorithm 2. Where the ball binds, several local
+    Algorithm 1, and ``local.onto`` projects onto any other Theta; the local steps are not
+    projected, as in Algorithm 2. Where Theta binds, several local
     steps turn the update away from the gradient, and the solution is exact for one local step
     alone (the paper assumes that it does not bind, Assumption 7).
 
@@ -98,7 +99,7 @@ class ScaffPDIA(Federated):
         elif state.phi is not None and state.round == 0:
             notes = beyond_theory(self.objective_at(state), clients)
         moved, info = self._with(state.phi or 0.0).round(state, clients, stream)
-        moved = replace(moved, x=self.local.project(moved.x))  # Theta
+        moved = replace(moved, x=self.local.project(moved.x.clone()))  # Theta
         before = info.losses if chosen else state.before
         after = replace(state, **vars(moved) | {"round": state.round + 1, "before": before})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
@@ -119,7 +120,7 @@ class ScaffPDIA(Federated):
 
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho, self.cap)
-        local = replace(self.local, radius=None)
+        local = replace(self.local, radius=None, onto=None)
         return ScaffPD(
             objective, local, self.steps, self.gradient_batch_size, self.participation,
             self.loss_batch_size, self.patience,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -47,7 +48,7 @@ class LocalSGD:
 
     where :math:`g_i` is the gradient of the client's loss on a minibatch (its L2 penalty included),
     :math:`c_i` (control) and :math:`c` (target) are given by the algorithm or absent, and
-    :math:`\Pi` projects onto the ball of ``radius`` around the origin.
+    :math:`\Pi` projects onto a set W: the ball of ``radius`` around the origin, or any by ``onto``.
 
     Parameters
     ----------
@@ -64,6 +65,9 @@ class LocalSGD:
         Weight of the FedProx term ``proximal / 2 |u - x|^2``.
     radius : float, optional
         Radius of the ball the iterates are projected onto.
+    onto : callable, optional
+        The projection onto any other convex set W: takes a model's flat vector and returns the
+        nearest one in W. For clients in this process; a function cannot be sent to others.
     correction : float
         How much of the difference between target and control counts, in [0, 1]: 1 as in the papers,
         less where control variates are noisy (gradients of few samples) or have a memory
@@ -83,6 +87,7 @@ class LocalSGD:
     proximal: float = 0.0
     radius: float | None = None
     correction: float = 1.0
+    onto: Callable[[Vector], Vector] | None = None
 
     def __post_init__(self) -> None:
         if not (self.lr > 0 and math.isfinite(self.lr)):
@@ -107,6 +112,11 @@ class LocalSGD:
             )
         if self.radius is not None and not self.radius > 0:
             raise ValueError(f"LocalSGD radius must be positive, got {self.radius}.")
+        if self.onto is not None and (self.radius is not None or not callable(self.onto)):
+            raise ValueError(
+                f"LocalSGD onto must be a function of a model, without a radius beside it, got "
+                f"{self.onto!r} and radius {self.radius}."
+            )
 
     def work(self, **asked: Any) -> LocalWork:
         """Return the work that a verb sends: these steps, and what else is asked for."""
@@ -120,18 +130,29 @@ class LocalSGD:
         assert self.epochs is not None
         return self.epochs * batches_per_pass(sizes, self.batch_size)
 
-    def project(self, x: Vector) -> Vector:
-        """Return the nearest model within ``radius`` of the origin: x itself where there is none.
+    def project(self, models: Vector) -> Vector:
+        """Move models (flat vectors, or rows of them) to the nearest points of W, in place.
 
         >>> import torch
         >>> LocalSGD(lr=0.1, steps=1, radius=1.0).project(torch.tensor([3.0, 4.0])).tolist()
         [0.6000000238418579, 0.800000011920929]
+        >>> box = LocalSGD(lr=0.1, steps=1, onto=lambda x: x.clamp(0, 1))
+        >>> box.project(torch.tensor([[3.0, -4.0], [0.5, 2.0]])).tolist()
+        [[1.0, 0.0], [0.5, 1.0]]
         """
-        norm = float(x.norm())
-        return x if self.radius is None or norm <= self.radius else x * (self.radius / norm)
+        if self.radius is not None:
+            models *= (self.radius / models.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+        if self.onto is not None:
+            for row in models if models.dim() > 1 else models[None]:
+                row.copy_(self.onto(row.clone()))
+        return models
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for a message or a file; :meth:`LocalWork.from_dict` reads them."""
+        if self.onto is not None:
+            raise ValueError(
+                "local.onto is a function, which cannot be sent to clients; use radius."
+            )
         return dataclasses.asdict(self)
 
 

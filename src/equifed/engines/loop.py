@@ -55,9 +55,7 @@ def walk_client(
         if moving is not None:
             direction *= moving
         u -= direction.mul_(work.lr)
-        if work.radius is not None:
-            shared = u[:size]
-            shared *= torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
+        work.project(u[:size])
         if work.average:
             found["average"] += u
         if step + 1 == min(work.snapshot or 0, steps):

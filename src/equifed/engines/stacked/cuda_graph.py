@@ -169,9 +169,9 @@ class Graphs:
 
 
 def can_be_recorded(work: LocalWork, chunk: Chunk) -> bool:
-    """Tell whether a walk is short enough, and its snapshot at one step for all clients."""
+    """Tell whether a walk is short enough, with one snapshot for all and no function of a user."""
     steps = work.steps_for(chunk.sizes)
-    short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps)
+    short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps) and work.onto is None
     return bool(short) and (work.snapshot is None or bool(steps.min() == steps.max()))
 
 

@@ -116,10 +116,7 @@ class ChunkWalk:
             u.mul_(keep).sub_(gradient, alpha=work.lr)
         if self._pull is not None:
             u.add_(self._pull[:live])
-        if work.radius is not None:
-            shared = u[:, : self._given.size]
-            norm = torch.linalg.vector_norm(shared, dim=1, keepdim=True)
-            shared.mul_(torch.clamp(work.radius / norm, max=1.0))
+        work.project(u[:, : self._given.size])
         if self._held is not None:
             u[:, self._held] = self._x[:live, self._held]
         if self._iterates is not None:
