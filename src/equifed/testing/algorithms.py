@@ -25,17 +25,15 @@ from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
 from equifed.models.losses import squared
-from equifed.testing.objectives import ensure, run_check
+from equifed.testing.objectives import ensure, register, run_check
 from equifed.training import checkpoint
 from equifed.training.loop import train
 
 Array = NDArray[np.float64]
 
-SIZES_OF_STEPS = "sizes"
-"""Where a state keeps its step sizes: near the solution rounding decides about them."""
-
-SIZES = (7, 1, 12, 3, 5)
-"""Samples of the clients that algorithms are tried on: ragged, one with a single sample."""
+ALGORITHM_CHECKS: dict[str, Callable[[AnyAlgorithm], None]] = {}  # what check_algorithm runs
+SIZES_OF_STEPS = "sizes"  # of a state: near the solution rounding decides about them
+SIZES = (7, 1, 12, 3, 5)  # samples of the clients: ragged, one with a single sample
 
 
 def check_algorithm(algorithm: AnyAlgorithm) -> None:
@@ -81,6 +79,12 @@ def _play(algorithm: AnyAlgorithm, clients: Clients, state: Any, rounds: Sequenc
     return state
 
 
+def _play_two(algorithm: AnyAlgorithm) -> tuple[Any, Any]:
+    """Return clients, and the state after two rounds."""
+    clients = _clients()
+    return clients, _play(algorithm, clients, _begin(algorithm, clients), (1, 2))
+
+
 def numbers_of(state: Any, without: str | None = None) -> dict[str, Array]:
     """Return every number of a state by where it is, but those in the field ``without``."""
     out: dict[str, Array] = {}
@@ -116,14 +120,13 @@ def _ensure_sane(state: Any) -> None:
         ensure(abs(weights.sum() - 1) < 1e-6, "state.weights does not sum to one")
 
 
-def check_state(algorithm: AnyAlgorithm) -> None:
-    """Check: states are frozen, with the model ``x``; a round changes no state nor algorithm."""
-    clients = _clients()
-    state, told = _begin(algorithm, clients), repr(algorithm)
+@register(ALGORITHM_CHECKS, "states are frozen values")
+def _check_state(algorithm: AnyAlgorithm) -> None:
+    state, told = _begin(algorithm, _clients()), repr(algorithm)
     ensure(dataclasses.is_dataclass(state), "the state is no dataclass")
     ensure(state.__dataclass_params__.frozen, "the state is not @dataclass(frozen=True)")
     ensure(isinstance(getattr(state, "x", None), Tensor), "the state has no tensor x")
-    state = _play(algorithm, clients, state, (1, 2))
+    clients, state = _play_two(algorithm)
     before = numbers_of(state)
     _play(algorithm, clients, state, (3,))
     for key, values in numbers_of(state).items():
@@ -131,8 +134,8 @@ def check_state(algorithm: AnyAlgorithm) -> None:
     ensure(repr(algorithm) == told, f"a round changed the algorithm: it is now {algorithm!r}")
 
 
-def check_round(algorithm: AnyAlgorithm) -> None:
-    """Check: a round moves the model and tells what it did."""
+@register(ALGORITHM_CHECKS, "a round moves the model and tells what it did")
+def _check_round(algorithm: AnyAlgorithm) -> None:
     clients, n = _clients(), len(SIZES)
     state = _begin(algorithm, clients)
     new, info = algorithm.round(state, clients, Stream(1).at("round", 1))
@@ -145,8 +148,8 @@ def check_round(algorithm: AnyAlgorithm) -> None:
     ensure(known, "info.index names clients that are not there")
 
 
-def check_engines(algorithm: AnyAlgorithm) -> None:
-    """Check: eight rounds on the stacked engine, in one chunk and in several, are the loop's."""
+@register(ALGORITHM_CHECKS, "engines agree")
+def _check_engines(algorithm: AnyAlgorithm) -> None:
     loop, rounds = _clients(), range(1, 9)
     expected = _play(algorithm, loop, _begin(algorithm, loop), rounds)
     # A byte of memory: every handle makes its vectors again.
@@ -166,10 +169,9 @@ def _distance(one: Any, other: Any) -> float:
     return max(float(np.max(np.abs(left[k].astype(float) - right[k]), initial=0)) for k in left)
 
 
-def check_repetition(algorithm: AnyAlgorithm) -> None:
-    """Check: the same state and stream give the same result twice, whatever is asked in between."""
-    clients = _clients()
-    state = _play(algorithm, clients, _begin(algorithm, clients), (1, 2))
+@register(ALGORITHM_CHECKS, "the same state and stream give the same result")
+def _check_repetition(algorithm: AnyAlgorithm) -> None:
+    clients, state = _play_two(algorithm)
     stream = Stream(1).at("round", 3)
     one, _ = algorithm.round(state, clients, stream)
     stream.generator().normal(size=10)
@@ -180,10 +182,9 @@ def check_repetition(algorithm: AnyAlgorithm) -> None:
     _ensure_equal(one, other, "the same round again")
 
 
-def check_checkpoint(algorithm: AnyAlgorithm) -> None:
-    """Check: a state that was saved and read goes on to the same numbers."""
-    clients = _clients()
-    state = _play(algorithm, clients, _begin(algorithm, clients), (1, 2))
+@register(ALGORITHM_CHECKS, "a saved state goes on identically")
+def _check_checkpoint(algorithm: AnyAlgorithm) -> None:
+    clients, state = _play_two(algorithm)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(Path(folder), 2, state, {})
         _, restored, _ = checkpoint.load(Path(folder), _begin(algorithm, clients))
@@ -191,8 +192,8 @@ def check_checkpoint(algorithm: AnyAlgorithm) -> None:
     _ensure_equal(one, other, "after a checkpoint")
 
 
-def check_absence(algorithm: AnyAlgorithm) -> None:
-    """Check: any clients may be absent from a round."""
+@register(ALGORITHM_CHECKS, "any clients may be absent")
+def _check_absence(algorithm: AnyAlgorithm) -> None:
     clients = _clients()
     state = _begin(algorithm, clients)
     for r, here in enumerate([[1, 2], [0, 1, 2, 3, 4], [4], [0, 3], [1, 2, 3, 4]], 1):
@@ -210,8 +211,8 @@ class _Spoilt(ClientsView):
         return np.where(self.index == 2, np.nan, numbers)
 
 
-def check_quarantine(algorithm: AnyAlgorithm) -> None:
-    """Check: a client without finite numbers is left out and named, and the others go on."""
+@register(ALGORITHM_CHECKS, "a client without a number is quarantined")
+def _check_quarantine(algorithm: AnyAlgorithm) -> None:
     federation, model = example_federation(spoilt=True), torch.nn.Linear(3, 1, bias=False)
     clients: Any = LoopClients(federation, model, lose_spoilt, dtype=torch.float64, init="fresh")
     try:
@@ -226,15 +227,3 @@ def check_quarantine(algorithm: AnyAlgorithm) -> None:
     ensure(lost == {"client 2"}, f"quarantined are {sorted(lost)}, not client 2 alone")
     others = clients.subset([0, 1, 3, 4])
     _ensure_sane(_play(algorithm, others, _begin(algorithm, clients), range(1, 5)))
-
-
-ALGORITHM_CHECKS: dict[str, Callable[[AnyAlgorithm], None]] = {
-    "states are frozen values": check_state,
-    "a round moves the model and tells what it did": check_round,
-    "engines agree": check_engines,
-    "the same state and stream give the same result": check_repetition,
-    "a saved state goes on identically": check_checkpoint,
-    "any clients may be absent": check_absence,
-    "a client without a number is quarantined": check_quarantine,
-}
-"""What :func:`check_algorithm` runs."""

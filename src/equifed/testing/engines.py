@@ -19,14 +19,16 @@ from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.models.losses import SampleLoss, squared
 from equifed.testing.algorithms import SIZES, example_federation, lose_spoilt
-from equifed.testing.objectives import ensure, run_check
+from equifed.testing.objectives import ensure, register, run_check
 
 MakeClients = Callable[[Federation, nn.Module, SampleLoss], Clients]
 """Returns the engine's clients in double precision, without an L2 penalty."""
 
+ENGINE_CHECKS: dict[str, Callable[[Clients, Clients, Tensor], None]] = {}
+SPOILT = "a client without a number is named"
 WEIGHTS = np.array([0.3, -0.2, 0.5, 0.1, 0.3])
 STREAM = Stream(1).at("round", 3)
-WORKS: dict[str, LocalWork] = {
+WORKS: dict[str, LocalWork] = {  # of every kind
     "steps": LocalWork(lr=0.05, steps=4, batch_size=3),
     "epochs": LocalWork(lr=0.05, epochs=2, batch_size=5),
     "full batches, FedProx and a ball": LocalWork(lr=0.05, steps=3, proximal=0.3, radius=0.8),
@@ -37,7 +39,6 @@ WORKS: dict[str, LocalWork] = {
     "hinge": LocalWork(lr=0.05, steps=3, batch_size=3, hinge=SmoothedHinge(0.6, 0.2)),
     "damped correction": LocalWork(lr=0.05, steps=3, correction=0.5),
 }
-"""Local work of every kind."""
 
 
 def check_engine(make_clients: MakeClients) -> None:
@@ -48,15 +49,15 @@ def check_engine(make_clients: MakeClients) -> None:
     engine in double precision. The checks are those of :data:`ENGINE_CHECKS`.
     """
     for name, check in ENGINE_CHECKS.items():
-        run_check(make_clients, name, partial(check, make_clients))
+        run_check(make_clients, name, partial(_try, check, make_clients, name == SPOILT))
 
 
-def _pair(make: MakeClients, spoilt: bool = False) -> tuple[Clients, Clients, Tensor]:
-    """Return the engine's clients, the loop's, and a model."""
+def _try(check: Callable[..., None], make: MakeClients, spoilt: bool) -> None:
+    """Check the engine's clients beside the loop's; spoilt, the third of them has no loss."""
     data, module = example_federation(spoilt), nn.Linear(3, 1, bias=False)
     loss = lose_spoilt if spoilt else squared
     loop = LoopClients(data, module, loss, dtype=torch.float64)
-    return make(data, module, loss), loop, torch.tensor([0.4, -0.7, 0.2], dtype=torch.float64)
+    check(make(data, module, loss), loop, torch.tensor([0.4, -0.7, 0.2], dtype=torch.float64))
 
 
 def _ensure_near(found: Any, expected: Any, what: str, tolerance: float = 1e-9) -> None:
@@ -76,9 +77,8 @@ def _ensure_same_vectors(found: Any, expected: ClientVectors, what: str) -> None
     ensure(again, f"{what}: the same weighted sum has other bits the second time")
 
 
-def check_facts(make: MakeClients) -> None:
-    """Check: the clients say who they are, and a model goes to its parameters and back."""
-    clients, loop, x = _pair(make)
+@register(ENGINE_CHECKS, "the clients say who they are")
+def _check_facts(clients: Clients, loop: Clients, x: Tensor) -> None:
     ensure(isinstance(clients, Clients), "it is no equifed.contract.clients.Clients")
     ensure(list(clients.names) == list(loop.names), f"names are {clients.names}")
     ensure(clients.index.tolist() == loop.index.tolist(), f"index is {clients.index}")
@@ -88,9 +88,8 @@ def check_facts(make: MakeClients) -> None:
     _ensure_near(clients.flatten(clients.parameters(x)), x, "flatten(parameters(x))")
 
 
-def check_losses(make: MakeClients) -> None:
-    """Check: losses and gradients on all samples and on a minibatch are the loop's, also again."""
-    clients, loop, x = _pair(make)
+@register(ENGINE_CHECKS, "losses and gradients are the loop's")
+def _check_losses(clients: Clients, loop: Clients, x: Tensor) -> None:
     for batch in (None, 2, 2):  # an address always draws the same, whatever was asked before
         what = "all samples" if batch is None else "a minibatch (drawn by Minibatches)"
         one, other = (c.losses(x, STREAM.at("a"), batch) for c in (clients, loop))
@@ -112,9 +111,8 @@ def _move(clients: Clients, x: Tensor, work: LocalSGD, corrected: bool) -> Any:
     return clients.local_steps(x, work, STREAM.at("local"), **given)
 
 
-def check_local_steps(make: MakeClients) -> None:
-    """Check: local work of every kind, plain and corrected, ends where the loop's does."""
-    clients, loop, x = _pair(make)
+@register(ENGINE_CHECKS, "local steps are the loop's")
+def _check_local_steps(clients: Clients, loop: Clients, x: Tensor) -> None:
     plain = LocalSGD(lr=0.05, steps=2)
     _ensure_near(_move(clients, x, plain, False).steps, [2] * len(SIZES), "steps of a LocalSGD")
     for name, work in WORKS.items():
@@ -131,9 +129,8 @@ def check_local_steps(make: MakeClients) -> None:
                 _ensure_near(found.thresholds, expected.thresholds, f"{what}: thresholds")
 
 
-def check_subset(make: MakeClients) -> None:
-    """Check: a subset is in order, answers as before, and shares the ledger."""
-    clients, _, x = _pair(make)
+@register(ENGINE_CHECKS, "a subset answers as the whole does")
+def _check_subset(clients: Clients, loop: Clients, x: Tensor) -> None:
     whole, part = clients.losses(x, STREAM, 2), clients.subset([3, 0, 2])
     ensure(part.index.tolist() == [0, 2, 3], f"subset([3, 0, 2]) has the index {part.index}")
     ensure(part.sizes.tolist() == [SIZES[i] for i in (0, 2, 3)], f"its sizes are {part.sizes}")
@@ -153,9 +150,8 @@ def check_subset(make: MakeClients) -> None:
         raise AssertionError(f"subset({wrong}) is not refused")
 
 
-def check_missing(make: MakeClients) -> None:
-    """Check: a client without a finite answer is named, and the others answer without it."""
-    clients, _, x = _pair(make, spoilt=True)
+@register(ENGINE_CHECKS, SPOILT)
+def _check_missing(clients: Clients, loop: Clients, x: Tensor) -> None:
     asks: dict[str, Callable[[Clients], object]] = {
         "losses": lambda c: c.losses(x, STREAM),
         "value_and_gradient": lambda c: c.value_and_gradient(x, STREAM),
@@ -172,9 +168,8 @@ def check_missing(make: MakeClients) -> None:
         ask(clients.subset([0, 1, 3, 4]))
 
 
-def check_traffic(make: MakeClients) -> None:
-    """Check: every verb books one exchange, with the bytes of the loop."""
-    clients, loop, x = _pair(make)
+@register(ENGINE_CHECKS, "traffic is booked")
+def _check_traffic(clients: Clients, loop: Clients, x: Tensor) -> None:
     for c in (clients, loop):
         c.losses(x, STREAM)
         c.subset([1, 4]).value_and_gradient(x, STREAM)
@@ -186,9 +181,8 @@ def check_traffic(make: MakeClients) -> None:
     _ensure_near(ledger.up, expected.up, "bytes up")
 
 
-def check_questions(make: MakeClients) -> None:
-    """Check: questions are answered or declined with a reason."""
-    clients, loop, x = _pair(make)
+@register(ENGINE_CHECKS, "questions are answered or declined")
+def _check_questions(clients: Clients, loop: Clients, x: Tensor) -> None:
     bounds = clients.curvature()
     ensure(isinstance(bounds, Curvature | str), f"curvature() returns {type(bounds).__name__}")
     weights = np.abs(WEIGHTS)
@@ -202,15 +196,3 @@ def check_questions(make: MakeClients) -> None:
     products = clients.inner_products(vectors, lambda rows: rows @ rows.T)
     if not isinstance(products, str):
         _ensure_near(np.diag(products), vectors.squared_norms(), "inner products")
-
-
-ENGINE_CHECKS: dict[str, Callable[[MakeClients], None]] = {
-    "the clients say who they are": check_facts,
-    "losses and gradients are the loop's": check_losses,
-    "local steps are the loop's": check_local_steps,
-    "a subset answers as the whole does": check_subset,
-    "a client without a number is named": check_missing,
-    "traffic is booked": check_traffic,
-    "questions are answered or declined": check_questions,
-}
-"""What :func:`check_engine` runs."""

@@ -1,8 +1,4 @@
-"""The conformance suite for objectives.
-
-A check takes an objective and :class:`Points` to try it at, so that the same properties can be
-asked of a few random points (:func:`check_objective`) and of all those that a searching test finds.
-"""
+"""The conformance suite for objectives; a check takes one and :class:`Points` to try it at."""
 
 from __future__ import annotations
 
@@ -21,6 +17,8 @@ from equifed.objectives.dual_steps import Euclidean
 Array = NDArray[np.float64]
 Saddle = Any  # A SaddleObjective; what it lacks is found out by the checks
 
+PLAIN_CHECKS: dict[str, Callable[[Any, Points], None]] = {}  # of every objective
+SADDLE_CHECKS: dict[str, Callable[[Any, Points], None]] = {}  # of saddle objectives, too
 SCALES = (1e-300, 1e-150, 1e-9, 1e9, 1e150, 1e300)
 
 
@@ -33,6 +31,11 @@ def run_check(value: object, name: str, check: Callable[[], None]) -> None:
         if not isinstance(error, AssertionError):
             reason = f"{type(error).__name__}: {reason}"
         raise AssertionError(f"{value!r} fails the check {name!r}: {reason}") from error
+
+
+def register(checks: dict[str, Any], name: str) -> Callable[[Any], Any]:
+    """Return a decorator that puts a check into a suite, under a name."""
+    return lambda check: checks.setdefault(name, check)
 
 
 def ensure(holds: object, message: str) -> None:
@@ -93,8 +96,8 @@ def draw_points(n: int, trials: int, seed: int = 0) -> Iterator[Points]:
         yield Points(np.abs(losses), point, other, float(rng.choice([0.01, 0.3, 1.0, 20.0])))
 
 
-def check_value(objective: Objective, at: Points) -> None:
-    """Check: it is a frozen value: equal to its copy, with a hash."""
+@register(PLAIN_CHECKS, "it is a frozen value")
+def _check_value(objective: Objective, at: Points) -> None:
     same = copy.deepcopy(objective)
     ensure(objective == same and hash(objective) == hash(same), "it does not equal its copy")
     try:
@@ -104,8 +107,8 @@ def check_value(objective: Objective, at: Points) -> None:
     raise AssertionError("it can be changed: make it a frozen dataclass")
 
 
-def check_slopes(objective: Objective, at: Points) -> None:
-    """Check: weights are finite differences of the value, where it is smooth."""
+@register(PLAIN_CHECKS, "weights are finite differences of the value")
+def _check_slopes(objective: Objective, at: Points) -> None:
     rng = np.random.default_rng(at.n)
     losses = rng.uniform(0.1, 2, at.n)
     slopes = [
@@ -115,21 +118,19 @@ def check_slopes(objective: Objective, at: Points) -> None:
     np.testing.assert_allclose(objective.weights(losses), slopes, rtol=0, atol=1e-5)
 
 
-def check_arrays(objective: Objective, at: Points) -> None:
-    """Check: lists and single precision are taken, float64 comes back, arguments stay."""
+@register(PLAIN_CHECKS, "arrays of any kind are taken")
+def _check_arrays(objective: Objective, at: Points) -> None:
     narrow: Any = at.losses.astype(np.float32)
     before = narrow.copy()
     weights = objective.weights(narrow)
     ensure(weights.dtype == np.float64 and weights.shape == (at.n,), "weights: float64, one each")
     np.testing.assert_array_equal(narrow, before, err_msg="weights changed its argument")
-    ensure(
-        objective.value(narrow.tolist()) == objective.value(narrow.astype(float)),
-        "lists are not taken",
-    )
+    listed, wide = objective.value(narrow.tolist()), objective.value(narrow.astype(float))
+    ensure(listed == wide, "lists are not taken")
 
 
-def check_refusal(objective: Objective, at: Points) -> None:
-    """Check: numbers that are not finite are refused, by their position."""
+@register(PLAIN_CHECKS, "numbers that are not finite are named")
+def _check_refusal(objective: Objective, at: Points) -> None:
     bad, place = at.losses.copy(), at.n - 1
     bad[place] = np.nan
     calls: list[Callable[[Any], Any]] = [objective.value, objective.weights]
@@ -145,8 +146,14 @@ def check_refusal(objective: Objective, at: Points) -> None:
             raise AssertionError(f"{call} accepts nan")
 
 
-def check_feasibility(objective: Saddle, at: Points) -> None:
-    """Check: dual steps, weights and start lie in the set: projecting them changes nothing."""
+def _ensure_weights(weights: Array, n: int, size: float, what: str) -> None:
+    ensure(weights.dtype == np.float64 and weights.shape == (n,), f"{what}: float64, one each")
+    ensure(abs(weights.sum() - 1) <= 1e-12 * size, f"{what}: {weights} does not sum to one")
+    ensure(np.abs(weights).sum() <= size * (1 + 1e-12), f"{what}: {weights} exceeds l1_norm")
+
+
+@register(SADDLE_CHECKS, "every answer is feasible")
+def _check_feasibility(objective: Saddle, at: Points) -> None:
     size = objective.l1_norm(at.n)
     answers = {
         "prox": objective.prox(at.point, at.step),
@@ -154,18 +161,14 @@ def check_feasibility(objective: Saddle, at: Points) -> None:
         "start": objective.start(at.n),
     }
     for name, weights in answers.items():
-        ensure(
-            weights.dtype == np.float64 and weights.shape == (at.n,), f"{name}: float64, one each"
-        )
-        ensure(abs(weights.sum() - 1) <= 1e-12 * size, f"{name} does not sum to one: {weights}")
-        ensure(np.abs(weights).sum() <= size * (1 + 1e-12), f"{name} exceeds l1_norm: {weights}")
+        _ensure_weights(weights, at.n, size, name)
         np.testing.assert_allclose(
             objective.prox(weights, 0.0), weights, rtol=0, atol=1e-9 * size, err_msg=name
         )
 
 
-def check_conjugacy(objective: Saddle, at: Points) -> None:
-    """Check Fenchel-Young: no feasible weights exceed the value, and ``weights`` attain it."""
+@register(SADDLE_CHECKS, "Fenchel-Young")
+def _check_conjugacy(objective: Saddle, at: Points) -> None:
     value, best = objective.value(at.losses), objective.weights(at.losses)
     for other in (objective.prox(at.point, 1.0), objective.weights(at.losses + at.other)):
         above = float(other @ at.losses) - objective.penalty(other) - value
@@ -174,8 +177,8 @@ def check_conjugacy(objective: Saddle, at: Points) -> None:
     ensure(abs(value - attained) <= 1e-9, f"value {value}, but its weights attain {attained}")
 
 
-def check_prox(objective: Saddle, at: Points) -> None:
-    """Check: first-order optimality of step psi + |. - point|^2 / 2, in variational form."""
+@register(SADDLE_CHECKS, "the prox is optimal")
+def _check_prox(objective: Saddle, at: Points) -> None:
     best = objective.prox(at.point, at.step)
     others = (objective.prox(at.other, at.step), objective.weights(at.other), objective.start(at.n))
     for other in others:
@@ -184,44 +187,43 @@ def check_prox(objective: Saddle, at: Points) -> None:
         ensure(slope >= -1e-8 * (1 + at.step), f"{other} is better than {best} by {-slope:.1e}")
 
 
-def check_shift(objective: Saddle, at: Points) -> None:
-    """Check: a common shift of the point changes no dual step, since weights sum to one."""
+@register(SADDLE_CHECKS, "a common shift changes nothing")
+def _check_shift(objective: Saddle, at: Points) -> None:
     point = np.round(at.point * 64) / 64  # so that the shift is exact
     here, there = objective.prox(point, at.step), objective.prox(point + 1024.0, at.step)
     np.testing.assert_allclose(here, there, rtol=0, atol=1e-9)
 
 
-def check_contraction(objective: Saddle, at: Points) -> None:
-    """Check: strong convexity shows in the prox."""
+@register(SADDLE_CHECKS, "the prox contracts")
+def _check_contraction(objective: Saddle, at: Points) -> None:
     moved = objective.prox(at.point, at.step) - objective.prox(at.other, at.step)
     bound = np.linalg.norm(at.point - at.other) / (1 + at.step * objective.strong_convexity(at.n))
     ensure(np.linalg.norm(moved) <= bound + 1e-9, "prox contracts less than strong_convexity says")
 
 
-def check_fixed_point(objective: Saddle, at: Points) -> None:
-    """Check: the maximiser is a fixed point of the dual step."""
+@register(SADDLE_CHECKS, "the maximiser is a fixed point")
+def _check_fixed_point(objective: Saddle, at: Points) -> None:
     best = objective.weights(at.losses)
     for step in (0.1, 3.0):
         after = Euclidean().ascend(objective, best, at.losses, step)
         np.testing.assert_allclose(after, best, rtol=0, atol=1e-8)
 
 
-def check_scales(objective: Saddle, at: Points) -> None:
-    """Check: ties at any scale: feasible weights, and a value that they attain."""
+@register(SADDLE_CHECKS, "any scale with ties")
+def _check_scales(objective: Saddle, at: Points) -> None:
     pattern, size = np.resize([1.0, 0.25, 1.0, 0.25, -0.5, 0.0], at.n), objective.l1_norm(at.n)
     for scale in SCALES:
         losses = scale * np.abs(pattern)
         best = objective.weights(losses)
         proxes = [objective.prox(scale * pattern, step) for step in (1e-3, 1.0, 1e3)]
         for weights in (best, *proxes):
-            ensure(abs(weights.sum() - 1) <= 1e-12 * size, f"sum is not one at scale {scale:g}")
-            ensure(np.abs(weights).sum() <= size * (1 + 1e-12), f"not feasible at {scale:g}")
+            _ensure_weights(weights, at.n, size, f"weights at scale {scale:g}")
         value, attained = objective.value(losses), best @ losses - objective.penalty(best)
         np.testing.assert_allclose(value, attained, rtol=1e-9, atol=1e-12, err_msg=f"{scale:g}")
 
 
-def check_one_client(objective: Saddle, at: Points) -> None:
-    """Check: one client has all the weight, its loss all the value; asked at n = 1 only."""
+@register(SADDLE_CHECKS, "one client has all the weight")
+def _check_one_client(objective: Saddle, at: Points) -> None:
     charge = objective.penalty(np.ones(1)) if at.n == 1 else 0.0
     for number in (-1e300, 0.0, 1e-300, 3.0, 1e300) if at.n == 1 else ():
         array = np.array([number])
@@ -230,26 +232,6 @@ def check_one_client(objective: Saddle, at: Points) -> None:
         np.testing.assert_allclose(objective.value(array), number - charge, rtol=1e-12, atol=1e-12)
 
 
-PLAIN_CHECKS: dict[str, Callable[[Any, Points], None]] = {
-    "it is a frozen value": check_value,
-    "weights are finite differences of the value": check_slopes,
-    "arrays of any kind are taken": check_arrays,
-    "numbers that are not finite are named": check_refusal,
-}
-"""What :func:`check_objective` asks of every objective."""
-
-OBJECTIVE_CHECKS: dict[str, Callable[[Any, Points], None]] = {
-    **PLAIN_CHECKS,
-    "every answer is feasible": check_feasibility,
-    "Fenchel-Young": check_conjugacy,
-    "the prox is optimal": check_prox,
-    "a common shift changes nothing": check_shift,
-    "the prox contracts": check_contraction,
-    "the maximiser is a fixed point": check_fixed_point,
-    "any scale with ties": check_scales,
-    "one client has all the weight": check_one_client,
-}
-"""What :func:`check_objective` asks of saddle objectives."""
-
-POINTLESS = (check_value, check_slopes, check_refusal, check_scales, check_one_client)
+OBJECTIVE_CHECKS = PLAIN_CHECKS | SADDLE_CHECKS  # what check_objective asks of saddle objectives
+POINTLESS = (_check_value, _check_slopes, _check_refusal, _check_scales, _check_one_client)
 """Checks that choose their own numbers."""
