@@ -149,7 +149,7 @@ def test_a_model_and_a_loss_of_ones_own(
         ("algorithm.lcoal.lr=1", "algorithm.lcoal: there is no setting 'lcoal' (did you mean 'l"),
         ("rounds=ten", 'rounds: must be a whole number; got "ten"'),
         ("algorithm.name=fedavgg", "algorithm.name: there is no algorithm 'fedavgg' (did you mean"),
-        ("engine.device=gpu", "engine.device: 'gpu' is no device"),
+        ("engine.device=gpu", "engine.device: unknown device 'gpu'"),
         ("rounds", "--set takes key.path=value, got 'rounds'"),
     ],
 )

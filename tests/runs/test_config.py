@@ -354,7 +354,7 @@ def test_all_problems_come_together() -> None:
             "model.loss: Loss hinge needs exactly 2",
         ),
         ({"model": {"name": "lstm"}}, "model: lstm needs sequences of tokens"),
-        ({"engine": {"device": "gpu"}}, "engine.device: 'gpu' is no device"),
+        ({"engine": {"device": "gpu"}}, "engine.device: unknown device 'gpu'"),
         ({"engine": {"chunk": 0}}, "engine: chunk is a number of clients of at least 1"),
         ({"stop": {"target": 0.9}}, "stop.split: the data have no validation split"),
         ({"data": {"name": "fashion-three", "train": 9999}}, "data: fashion-three: train must lie"),

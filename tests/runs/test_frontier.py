@@ -184,7 +184,7 @@ def test_what_is_refused() -> None:
 
 def test_folder_frame_and_picture(tmp_path: Path) -> None:
     path = walk(points=3)
-    assert list(path.to_frame()["strength"]) == [0, 0.5, 1]
+    assert [row["strength"] for row in path.rows()] == [0, 0.5, 1]
     assert path.plot().get_xlabel() == "validation accuracy, average over clients"
     assert "chosen" in repr(path)
     out = path.save(tmp_path / "out")

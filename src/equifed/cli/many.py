@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
     page: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    per_client: Annotated[
-        bool, typer.Option("--per-client", help="Also write a page for each participant.")
-    ] = False,
+    per_client: Annotated[bool, typer.Option("--per-client", help="A page each, too.")] = False,
     baseline: Baseline = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow runs: write the page again until they end.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow runs to their end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between.")] = 2.0,
     quiet: Quiet = False,
 ) -> None:

@@ -30,13 +30,9 @@ Personalised = Annotated[
 def predict(
     run: Run,
     rows: Rows,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV file to write; standard output by default.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file; standard output by default.")] = None,
     client: Client = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Put the columns of the table before the predictions.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the table's columns.")] = False,
     personalised: Personalised = False,
     trust: Trust = False,
 ) -> None:
@@ -93,25 +89,12 @@ def _predict_columns(
 
 def personalise(
     run: RunOnly,
-    rows: Annotated[
-        Path | None, typer.Argument(help="Labelled rows of a client that took no part in training.")
-    ] = None,
-    own: Annotated[
-        str | None,
-        typer.Option(help="What becomes each client's own: bias (default), head, or all."),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Divide outputs by this in the fit; chosen by default.")
-    ] = None,
-    penalty: Annotated[
-        float | None, typer.Option(help="Strength that holds own parts back; chosen by default.")
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="With --own all: step size; chosen by default.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="With --own all: number of steps; chosen by default.")
-    ] = None,
+    rows: Annotated[Path | None, typer.Argument(help="Labelled rows of a new client.")] = None,
+    own: Annotated[str | None, typer.Option(help="What is own: bias (default), head, all.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Divides outputs in the fit.")] = None,
+    penalty: Annotated[float | None, typer.Option(help="Pulls to the shared part.")] = None,
+    lr: Annotated[float | None, typer.Option(help="With --own all: step size.")] = None,
+    steps: Annotated[int | None, typer.Option(help="With --own all: number of steps.")] = None,
     client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
     out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
     personalised: Personalised = False,
@@ -120,9 +103,9 @@ def personalise(
 ) -> None:
     """Fit an own part to every client after training, and show before and after on test samples.
 
-    The run's model stays as it is; equifed predict --personalised uses what is found. With ROWS of
-    a client that took no part, fit its own part where the run's clients have one, and write its
-    model for equifed predict.
+    What is not given is chosen on validation samples. The run's model stays as it is; equifed
+    predict --personalised uses what is found. With ROWS of a client that took no part in training,
+    fit its own part where the run's clients have one, and write its model for equifed predict.
     """
     from equifed.runs.personalise import describe
     from equifed.runs.personalise import personalise as fit
@@ -206,18 +189,10 @@ def _show(value: Any) -> str:
 def export(
     run: RunOnly,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/export.")] = None,
-    torch: Annotated[
-        bool, typer.Option("--torch", help="Also model.pt2, a program of torch.export.")
-    ] = False,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also model.onnx (needs the extra onnx).")
-    ] = False,
-    card: Annotated[
-        bool, typer.Option("--card", help="Also MODEL_CARD.md, with the numbers of every client.")
-    ] = False,
-    client: Annotated[
-        str | None, typer.Option(help="Whose model, where every client has a part of its own.")
-    ] = None,
+    torch: Annotated[bool, typer.Option("--torch", help="Also model.pt2 (torch.export).")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also model.onnx (extra onnx).")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Also MODEL_CARD.md.")] = False,
+    client: Annotated[str | None, typer.Option(help="Whose, of models with own parts.")] = None,
     personalised: Personalised = False,
     trust: Trust = False,
 ) -> None:
@@ -238,9 +213,7 @@ def export(
 def evidence(
     run: RunOnly,
     out: Annotated[Path | None, typer.Option(help="Zip file to write; RUN-evidence.zip.")] = None,
-    without_model: Annotated[
-        bool, typer.Option("--without-model", help="Leave out the model's parameters.")
-    ] = False,
+    without_model: Annotated[bool, typer.Option("--without-model", help="Leave it out.")] = False,
     overwrite: Overwrite = False,
     trust: Trust = False,
     quiet: Quiet = False,

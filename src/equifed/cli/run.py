@@ -44,9 +44,7 @@ Track = Annotated[
 
 
 def init(
-    table: Annotated[
-        Path | None, typer.Argument(help="CSV or Parquet file, one row per sample.")
-    ] = None,
+    table: Annotated[Path | None, typer.Argument(help="CSV or Parquet file of samples.")] = None,
     client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     categorical: Annotated[
@@ -54,9 +52,7 @@ def init(
         typer.Option(help="Column of numbers that are codes; may be repeated. Text always is."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
-    examples: Annotated[
-        Path | None, typer.Option(help="Write example configurations and a table to this folder.")
-    ] = None,
+    examples: Annotated[Path | None, typer.Option(help="Write examples to this folder.")] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -146,12 +142,8 @@ def run(
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
     workers: Workers = 1,
     track: Track = None,
-    report: Annotated[
-        bool, typer.Option("--report", help="Also write report.html and a page per participant.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it will take, and write nothing.")
-    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Also write the report.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will take.")] = False,
     with_alone: Annotated[
         bool | None,
         typer.Option(

@@ -121,13 +121,9 @@ def load_data(data: Table) -> Federation:
     return federation.split(holdout.validation, holdout.test, holdout.seed)
 
 
+@blame(HUGE, OverflowError)
 def build_run(config: RunConfig) -> Run:
     """Load the data and construct model, engine and algorithm."""
-    with blame(HUGE, OverflowError):
-        return _build(config)
-
-
-def _build(config: RunConfig) -> Run:
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
     data = load_data(config.data)
     loss = resolve_loss(shared.loss, data.classes)
@@ -232,7 +228,9 @@ def _check_device(device: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise ConfigError([f"engine.device: {device!r} is no device; say cpu or cuda"]) from error
+        raise ConfigError(
+            [f"engine.device: unknown device {device!r}; use 'cpu' or 'cuda'"]
+        ) from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["engine.device: there is no CUDA device here; say cpu"])
 

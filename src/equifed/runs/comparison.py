@@ -273,29 +273,19 @@ def _measure(
 
 def plan_jobs(variants: Mapping[str, RunConfig], seeds: int, out: Path) -> list[Job]:
     """Return the runs, seed by seed, so that an interrupted comparison is a smaller one."""
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}.")
     start = next(iter(variants.values())).seed
     folders = name_folders(variants, range(start, start + seeds))
     return [make_job(n, variants[n], seed, out / path) for (n, seed), path in folders.items()]
 
 
 def compare_configs(
-    variants: Mapping[str, RunConfig],
-    out: str | Path,
-    *,
-    seeds: int = 5,
-    jobs: int = 1,
-    overwrite: bool = False,
-    baseline: str | None = None,
-    target: float | None = None,
-    title: str | None = None,
-    console: Console | None = None,
-) -> Report:
+    variants: Mapping[str, RunConfig], out: str | Path, *, seeds: int = 5, jobs: int = 1,
+    overwrite: bool = False, baseline: str | None = None, target: float | None = None,
+    title: str | None = None, console: Console | None = None,
+) -> Report:  # fmt: skip
     """Run what is missing of a comparison of configurations, measure it, and write it down."""
     out, console = Path(out), console or Console(quiet=True)
-    if baseline is not None and baseline not in variants:
-        raise ConfigError([f"there is no variant {baseline!r}; choose from {', '.join(variants)}"])
+    _check(variants, range(seeds), baseline)
     planned = plan_jobs(variants, seeds, out)
     with lock_folder(out):
         check_folders(planned, overwrite)
@@ -304,14 +294,9 @@ def compare_configs(
 
 
 def sweep(
-    path: str | Path,
-    over: Sequence[str],
-    out: str | Path,
-    *,
-    overrides: Sequence[str] = (),
-    seeds: int = 1,
-    **options: Any,
-) -> tuple[Report, list[dict[str, Any]]]:
+    path: str | Path, over: Sequence[str], out: str | Path, *, overrides: Sequence[str] = (),
+    seeds: int = 1, **options: Any,
+) -> tuple[Report, list[dict[str, Any]]]:  # fmt: skip
     """Compare a configuration with every combination of values (``key.path=value,value,...``)."""
     path, out, grid = Path(path), Path(out), read_grid(over)
     options |= {"seeds": seeds, "title": f"{path.stem} over {' and '.join(grid)}"}

@@ -101,12 +101,6 @@ class Frontier:
             for p in self.points
         ]  # fmt: skip
 
-    def to_frame(self) -> Any:
-        """Return a data frame with a row for every point."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
-
     def plot(self, ax: Any = None) -> Any:
         """Draw the average against the worst fifth, with intervals; returns matplotlib's axes."""
         ax = open_axes(ax)

@@ -14,7 +14,7 @@ from typing import Any
 from equifed.contract.arrays import Vector
 from equifed.contract.evaluation import Evaluation
 from equifed.data.infer import Guess
-from equifed.runs.build import Run, build_run
+from equifed.runs.build import build_run
 from equifed.runs.config import RunConfig
 from equifed.training.final_model import StopWhen
 
@@ -172,15 +172,22 @@ def estimate(config: RunConfig) -> dict[str, Any]:
     built = build_run(config)
     loaded = time.perf_counter() - start
     tried = min(TRIED, config.rounds)
-    often = replace(config.evaluate, every=1)
-    watch = _Watch(built)
+    often, spent = replace(config.evaluate, every=1), list[float]()
+
+    def watch(x: Vector) -> list[Evaluation]:
+        """Evaluate as the run would, and look at the clock."""
+        began, given = time.perf_counter(), built.evaluate
+        found = given(x) if callable(given) else built.clients.evaluate(x, given)
+        spent.append(time.perf_counter() - began)
+        return found
+
     short = replace(built.config, rounds=tried, evaluate=often, stop=StopWhen())
     history = replace(built, config=short, evaluate=watch).train()
     first, *others = history.rounds
     usual = others[-1] if others else first  # the first may have measured step sizes
     left = config.rounds - 1
     seconds = first.seconds + left * min(r.seconds for r in others or [first])
-    seconds += min(watch.seconds, default=0.0) * (1 + config.rounds // config.evaluate.every)
+    seconds += min(spent, default=0.0) * (1 + config.rounds // config.evaluate.every)
     return {
         "clients": len(built.federation),
         "samples": {label: len(split) for label, split in built.federation.splits().items()},
@@ -209,20 +216,6 @@ all clients and rounds together, in a real federation
 memory      {memory} of this process, its largest so far
 time        {found["minutes"]:.2g} minutes in one process, measured in {found["tried"]} round(s); \
 loading took {found["seconds_to_build"]:.1f} s"""
-
-
-class _Watch:
-    """Evaluates as the run would, and looks at the clock."""
-
-    def __init__(self, built: Run) -> None:
-        self.built = built
-        self.seconds: list[float] = []
-
-    def __call__(self, x: Vector) -> list[Evaluation]:
-        start, given = time.perf_counter(), self.built.evaluate
-        found = given(x) if callable(given) else self.built.clients.evaluate(x, given)
-        self.seconds.append(time.perf_counter() - start)
-        return found
 
 
 def _read_memory() -> int | None:
