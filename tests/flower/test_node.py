@@ -13,8 +13,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equifed.flower import flwr_private, node
-from equifed.flower.audit import Counter, Ledger
-from equifed.flower.fleet import FleetError, explain_transport
+from equifed.flower.fleet import Counter, FleetError, Ledger, explain_transport
 from equifed.flower.flwr_private import Parcel
 from equifed.flower.site import Site, SiteError
 from equifed.flower.trial.certificates import make_node_key

@@ -26,7 +26,7 @@ from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.loop import LoopClients
-from equifed.flower.audit import describe_reply
+from equifed.flower.fleet import describe_reply
 from equifed.flower.memory import Memory
 from equifed.flower.secure.sums import SecureSums
 from equifed.flower.task import Task

@@ -20,8 +20,7 @@ from equifed.contract.streams import Stream
 from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.handshake import StartError
-from equifed.flower.policy import Policy, Refused
-from equifed.flower.site import SiteError
+from equifed.flower.site import Policy, Refused, SiteError
 from equifed.flower.statistics import show_statistics
 from equifed.flower.wire import OPERATIONS, Reply, Request
 

@@ -8,13 +8,13 @@
 ``kept``, ``deliver``       what a run keeps in its folder; what the sites get at its end
 ``statistics``              what the sites have, before anything is trained
 ``server``, ``vectors``     the contract on the server's side; handles for what clients keep
+``questions``               what the server can say of curvature and of own parts
 ``messenger``               asking those who take part, and reading what they answer
 ``mailbox``                 sending, polling, matching, checking; how long to wait, and for whom
 ``wire``                    requests and replies, and how they become Flower records
 ``client``, ``worker``      a ready ``ClientApp``; one client at one request
-``node``, ``node_work``     a site's own node; its work, in a process that may crash
-``site``, ``audit``         what a site runs and under which name; its record of what left
-``fleet``                   the node's connection to the SuperLink
+``node``, ``fleet``         a site's own node; its connection to the SuperLink and its audit log
+``site``, ``site_table``    what a site runs and allows (its policy); the table that it gives
 ``flwr_private``            every name that is private to flwr, and whether it changed
 ``task``, ``memory``        the model that both sides build; the files of what a client keeps
 ``secure``                  sums that hide their terms: masks, the protocol, and its messages

@@ -20,9 +20,8 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation
 from equifed.flower.mailbox import Deadlines
-from equifed.flower.policy import Privacy, check_privacy
-from equifed.flower.site import read_site
-from equifed.flower.site_data import SiteData, TableSettings, read_arrays
+from equifed.flower.site import Privacy, check_privacy, read_site
+from equifed.flower.site_table import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
 from equifed.runs.config import (
     RECORDS,

@@ -21,7 +21,7 @@ from equifed.data.fit import combine_targets
 from equifed.data.preparation import Target
 from equifed.data.split import DataError
 from equifed.flower.mailbox import Deadlines, Failure, Mailbox
-from equifed.flower.site_data import TableSettings
+from equifed.flower.site_table import TableSettings
 from equifed.flower.task import Schema
 from equifed.flower.wire import Reply, Request, WireError
 from equifed.training.tables import package_versions

@@ -1,29 +1,39 @@
 """A site's node: one process that stays, runs the app of the site, and nothing that is sent to it.
 
 It takes the place of Flower's SuperNode and serves the same runs. Requests that are not ours are
-refused; the work is done in a process of its own (``node_work``); what came and what left is in the
+refused; the work is done in a process of its own that may crash; what came and what left is in the
 audit log. It comes back by itself when the SuperLink was gone, and ends on SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import multiprocessing
 import signal
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 
-from equifed.flower.audit import Audit, AuditError, Counter, describe_reply
-from equifed.flower.fleet import Fleet, FleetError, RunOver
+from equifed.flower.fleet import (
+    Audit,
+    AuditError,
+    Counter,
+    Fleet,
+    FleetError,
+    RunOver,
+    describe_reply,
+)
 from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
-from equifed.flower.node_work import RAISED, WorkFailed, Workshop
-from equifed.flower.policy import Policy
-from equifed.flower.site import Site, SiteError, name_site, read_site
+from equifed.flower.site import Policy, Site, SiteError, name_site, read_site
 from equifed.flower.wire import OPERATIONS, REFUSED, Reply, Request, WireError
 
 SHORTEST, LONGEST = 0.1, 2.0
@@ -38,6 +48,12 @@ KEY_IN_USE = 90.0
 IDLE_LINE = 3600.0
 """Seconds between two lines of the audit log about polls."""
 
+KEPT_RUNS = 8
+"""Runs whose context the process keeps."""
+
+RAISED = 2
+"""Flower's code for a client app that raised an exception."""
+
 log = logging.getLogger("equifed")
 
 
@@ -46,16 +62,9 @@ class Stop(BaseException):
 
 
 class Node:
-    """The node of one site.
+    """The node of one site; ``connect`` opens a connection whose bytes go to the given counter.
 
-    Parameters
-    ----------
-    site : Site
-        What it runs.
-    connect : callable
-        Returns a new connection to the SuperLink, whose bytes go to the given counter.
-    audit : Path, optional
-        The audit log; by default ``audit.jsonl`` in the site's memory folder.
+    The audit log is ``audit.jsonl`` in the site's memory folder, unless another is given.
     """
 
     def __init__(
@@ -198,13 +207,7 @@ def serve_site(
     node_key: Path | None,
     audit: Path | None,
 ) -> None:
-    """Run the node of a site until it is told to stop.
-
-    Raises
-    ------
-    SiteError
-        If something that the site was given cannot be used.
-    """
+    """Run the node of a site until it is told to stop; :class:`SiteError` if it cannot."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     log.setLevel(logging.INFO)
     changes = find_changes()
@@ -284,3 +287,156 @@ def _stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# -- the work, in a process of its own -------------------------------------------------------------
+
+
+class WorkFailed(RuntimeError):
+    """The process that does the work died or took too long; says which, not about what."""
+
+    refused = False  # whether it was the site's own limit
+
+
+class Workshop:
+    """Does one request at a time in a supervised process."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process; what it imports is imported once."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, self.site), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._ready = False
+
+    def check(self) -> None:
+        """Wait until the process has imported the site's app; :class:`SiteError` if it cannot."""
+        if not self._ready:
+            head, _ = self._take(None)
+            if not head["ready"]:
+                self.stop()
+                raise SiteError(head["text"])
+            self._ready = True
+
+    def answer(
+        self, run: int, node: int, request: Parcel, seconds: float, limit: str = "the server waits"
+    ) -> Parcel:
+        """Return the reply; after ``seconds``, which are those that ``limit`` says, it is ended."""
+        try:
+            if self._process is None:
+                self.start()
+            self.check()
+            assert self._pipe is not None
+            _put(self._pipe, {"run": run, "node": node}, request)
+            _, reply = self._take(seconds)
+        except (OSError, EOFError, WorkFailed, SiteError) as error:
+            text = self._describe_end(error, limit)
+            self.stop()
+            self.start()
+            failed = WorkFailed(text)
+            failed.refused = isinstance(error, WorkFailed) and "site" in limit
+            raise failed from error
+        assert reply is not None
+        return reply
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process.close()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def _take(self, seconds: float | None) -> tuple[dict[str, Any], Parcel | None]:
+        assert self._pipe is not None and self._process is not None
+        ready = wait([self._pipe, self._process.sentinel], seconds)
+        if not ready:
+            raise WorkFailed
+        if self._pipe not in ready and not self._pipe.poll():
+            raise EOFError
+        return _take(self._pipe)
+
+    def _describe_end(self, error: Exception, limit: str) -> str:
+        if isinstance(error, WorkFailed):
+            return f"the work took longer than {limit} and was ended"
+        if isinstance(error, SiteError):
+            return "the site's app cannot be imported any more; see the node's log"
+        assert self._process is not None
+        self._process.join(1.0)
+        code = self._process.exitcode
+        names = {-one: one.name for one in signal.Signals}
+        how = names.get(code or 0, f"exit code {code}")
+        return f"the process that does the work died ({how}) and was started again"
+
+
+def _put(pipe: Connection, head: dict[str, Any], parcel: Parcel | None = None) -> None:
+    """Send plain values and a message through a pipe."""
+    if parcel is not None:
+        head = {**head, "id": parcel.id, "keys": list(parcel.contents)}
+    pipe.send_bytes(json.dumps(head).encode())
+    if parcel is not None:
+        pipe.send_bytes(parcel.tree or b" ")
+        for content in parcel.contents.values():
+            pipe.send_bytes(content)
+
+
+def _take(pipe: Connection) -> tuple[dict[str, Any], Parcel | None]:
+    """Receive what :func:`_put` sent."""
+    head = json.loads(pipe.recv_bytes())
+    if "keys" not in head:
+        return head, None
+    tree = pipe.recv_bytes()
+    return head, Parcel(head["id"], tree, {key: pipe.recv_bytes() for key in head["keys"]})
+
+
+def _work(pipe: Connection, site: Site) -> None:
+    """Answer requests until the node is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which then ends this
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
+    try:
+        app, settings = site.load()
+    except Exception as error:
+        text = str(error)
+        if not isinstance(error, SiteError):
+            log.exception("equifed: the site's app could not be imported")
+            text = f"{site.app} cannot be imported ({type(error).__name__}; see the log)"
+        _put(pipe, {"ready": False, "text": text})
+        return
+    _put(pipe, {"ready": True})
+    contexts = OrderedDict[int, Context]()
+    while True:
+        try:
+            head, parcel = _take(pipe)
+        except (EOFError, OSError):
+            return
+        assert parcel is not None
+        run, node = int(head["run"]), int(head["node"])
+        set_identity(run, node)
+        if run not in contexts:
+            own = dict(site.settings)
+            contexts[run] = Context(run, node, own, RecordDict(), dict(settings))
+            while len(contexts) > KEPT_RUNS:
+                contexts.popitem(last=False)
+        _put(pipe, {}, Parcel.of(_answer(app, parcel.open(), contexts[run])))
+
+
+def _answer(app: Any, message: Message, context: Context) -> Message:
+    began = time.monotonic()
+    try:
+        reply: Message = app(message=message, context=context)
+    except Exception:
+        log.exception("equifed: the site's app failed")
+        reply = Message(Error(RAISED, "the site's app failed"), reply_to=message)
+    what = message.metadata.message_type
+    log.info("equifed: answered %s in %.3f s", what, time.monotonic() - began)
+    return reply

@@ -14,7 +14,7 @@ import torch
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
 from equifed.data.fit import Question, ask_kinds
-from equifed.data.preparation import Preparation
+from equifed.data.preparation import NumberColumn, Preparation
 from equifed.data.split import DataError
 from equifed.flower.handshake import (
     Hello,
@@ -36,8 +36,7 @@ from equifed.flower.hidden_fit import (
 from equifed.flower.mailbox import Mailbox
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger
-from equifed.flower.site_data import TableSettings
-from equifed.flower.site_work import describe_settings, list_totals
+from equifed.flower.site_table import TableSettings
 from equifed.flower.task import OneClient, Task
 from equifed.flower.wire import Reply, WireError, expect_vector
 
@@ -68,7 +67,7 @@ class Fit:
     def run(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Preparation:
         """Ask until the preparation is known; :class:`StartError` if that cannot be."""
         settings = self.settings
-        check_tables(hellos, settings, describe_settings(settings))
+        check_tables(hellos, settings, settings.describe())
         first = hellos[0].table
         assert first is not None
         asked = ask_kinds(
@@ -106,7 +105,7 @@ class Fit:
                 "The sites' answers do not fit together, so that no preparation comes of them "
                 f"({type(error).__name__}); see what they have: equifed flower statistics."
             ) from error
-        self.totals = list_totals(fitted, counts)
+        self.totals = _list_totals(fitted, counts)
         return fitted
 
 
@@ -162,5 +161,16 @@ def compare_tables(mailbox: Mailbox, plan: dict[str, Any], table: TableSettings 
         raise StartError(f"Not every site showed its columns: {told}.")
     listed = [hellos[node] for node in nodes]
     check_schemas(listed)
-    check_tables(listed, table, describe_settings(table))
+    check_tables(listed, table, table.describe())
     combine_told_targets(listed, table)
+
+
+def _list_totals(fitted: Preparation, counts: Mapping[str, int]) -> dict[str, list[float]]:
+    """Return count, mean and deviation of the columns that were scaled by these."""
+    if fitted.scale != "standard":
+        return {}
+    return {
+        c.name: [counts[c.name], c.centre, c.scale]
+        for c in fitted.columns
+        if isinstance(c, NumberColumn) and c.name in counts
+    }

@@ -1,18 +1,27 @@
-"""What a site decides for itself: which app it runs, under which name, with which settings."""
+"""What a site decides for itself: which app it runs, with which settings, by which rules.
+
+Its rules (``policy.toml``) say what it takes part in, and how much of it may leave.
+"""
 
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+import numpy as np
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
+from equifed.contract.local import LocalSGD, LocalWork
 from equifed.flower.memory import find_root
+from equifed.flower.wire import OPERATIONS
+from equifed.runs.schema import Checker, ConfigError, settings
 
 
 class SiteError(ValueError):
@@ -132,3 +141,162 @@ def read_partition(settings: Mapping[str, Any]) -> int | None:
     """Return which part of a data set a node has, where it says so."""
     value = settings.get("partition-id")
     return None if value is None else int(value)
+
+
+# -- its rules -------------------------------------------------------------------------------------
+
+Privacy = Literal["none", "secure"]
+"""How much of its vectors a client shows: all, or nothing but sums."""
+
+ALWAYS_ALLOWED = ("hello", "notice")
+"""Requests that no site can do without: they find out whether it takes part."""
+
+
+class Refused(Exception):
+    """The site does not do this; says in our own words which of its rules is against it."""
+
+
+def check_privacy(level: object) -> None:
+    """Refuse what is no level of privacy; "sums" was one until version 0.2."""
+    if level == "sums":
+        cure = "use 'secure'. A run that was started with 'sums' cannot be resumed; start a new one"
+        raise ConfigError([f"privacy = 'sums' (masks of pairs alone) is gone: {cure}"])
+    if level not in get_args(Privacy):
+        raise ConfigError([f"privacy must be 'none' or 'secure', got {level!r}"])
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site agrees to, whatever a run asks for.
+
+    Parameters
+    ----------
+    privacy : {"none", "secure"}
+        The least privacy that it takes part in.
+    min_samples : int
+        Training samples below which it takes no part: the loss of a few people is about them.
+    max_steps : int, optional
+        Most local steps of one request.
+    max_seconds : float, optional
+        Seconds after which the work on a request is ended (by ``equifed flower node``).
+    max_message : int, optional
+        Bytes of the largest message that it reads or sends.
+    requests : tuple of str
+        Requests that it answers; all of them by default.
+    clip : float, optional
+        Length to which a gradient or update is shortened before it is kept, summed or sent.
+    show_by_name : bool
+        Whether means, gaps and label shares of its rows may be shown under its name.
+
+    Examples
+    --------
+    >>> Policy(max_steps=10).check_work(LocalSGD(lr=0.1, steps=20), 100)
+    Traceback (most recent call last):
+    equifed.flower.site.Refused: 20 local steps are asked for, this site takes at most 10
+    """
+
+    privacy: str = "none"
+    min_samples: int = 1
+    max_steps: int | None = None
+    max_seconds: float | None = None
+    max_message: int | None = None
+    requests: tuple[str, ...] = tuple(OPERATIONS)
+    clip: float | None = None
+    show_by_name: bool = True
+
+    def __post_init__(self) -> None:
+        check_privacy(self.privacy)
+        unknown = [op for op in self.requests if op not in OPERATIONS]
+        if unknown:
+            raise ConfigError(
+                [f"requests: {unknown[0]!r} is none of {', '.join(OPERATIONS)}; leave it out"]
+            )
+        for name in ("min_samples", "max_steps", "max_seconds", "max_message", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError([f"{name} must be above 0 and finite, got {value!r}"])
+
+    @classmethod
+    def read(cls, path: str | Path) -> Policy:
+        """Read ``policy.toml``, or raise :class:`SiteError`."""
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            checker = Checker()
+            values = checker.table(settings(Policy), table, "")
+            checker.raise_problems()
+            values["requests"] = tuple(values["requests"])
+            return cls(**values)
+        except OSError as error:
+            raise SiteError(f"The policy {path} cannot be read ({error.strerror}).") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
+            told = " ".join(str(error).split())
+            raise SiteError(f"The policy {path} cannot be used: {told}") from error
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any]) -> Policy:
+        """Return the policy that a node's settings name; its ``privacy`` can only add to it."""
+        policy = cls.read(str(node["policy"])) if "policy" in node else cls()
+        level = node.get("privacy", "none")
+        try:
+            check_privacy(level)
+        except ConfigError as error:
+            raise SiteError(str(error)) from None
+        return replace(policy, privacy=level) if level == "secure" else policy
+
+    def allow_clear(self) -> None:
+        """Refuse to show a vector, if the site takes part in hidden sums alone."""
+        if self.privacy != "none":
+            raise Refused(f"this node takes part with privacy {self.privacy!r} only")
+
+    def check_request(self, op: str, bytes_in: int = 0) -> None:
+        """Refuse a request that the site does not answer."""
+        if op not in self.requests and op not in ALWAYS_ALLOWED:
+            raise Refused(f"this site does not answer the request {op!r}")
+        self.check_bytes("the request has", bytes_in)
+
+    def check_bytes(self, what: str, count: int) -> None:
+        """Refuse a message that is too large."""
+        if self.max_message is not None and count > self.max_message:
+            raise Refused(f"{what} {count:,} bytes, this site takes at most {self.max_message:,}")
+
+    def check_work(self, work: LocalSGD, samples: int) -> None:
+        """Refuse more local steps than the site does."""
+        steps = int(work.steps_for([samples])[0])
+        if self.max_steps is not None and steps > self.max_steps:
+            raise Refused(
+                f"{steps} local steps are asked for, this site takes at most {self.max_steps}"
+            )
+
+    def check_plan(self, plan: Mapping[str, Any], samples: int) -> None:
+        """Refuse a run that would ask for what the site does not do, before anything is told."""
+        if samples < self.min_samples:
+            raise Refused(
+                f"this site takes part with at least {self.min_samples} training samples, and has "
+                "fewer"
+            )
+        if plan.get("privacy", "secure") != "secure":
+            self.allow_clear()
+        for op in plan.get("requests", ()):
+            self.check_request(str(op))
+        if plan.get("work") is not None:
+            self.check_work(LocalWork.from_dict(plan["work"]), samples)
+
+    def shorten(self, vector: NDArray[Any]) -> NDArray[Any]:
+        """Return a vector that is not longer than the site's limit.
+
+        >>> Policy(clip=2.5).shorten(np.array([3.0, 4.0])).tolist()
+        [1.5, 2.0]
+        """
+        length = float(np.linalg.norm(vector.astype(np.float64)))
+        if self.clip is None or length <= self.clip:
+            return vector
+        return (vector * (self.clip / length)).astype(vector.dtype)
+
+    def describe(self) -> list[str]:
+        """Return what the others should know of it, in sentences."""
+        told = []
+        if self.clip is not None:
+            told.append(f"shortens gradients and updates to length {self.clip:g}")
+        if self.max_seconds is not None:
+            told.append(f"works at most {self.max_seconds:g} s on a request")
+        return told

@@ -22,10 +22,10 @@ from equifed.data.federation import Federation
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.memory import Memory
-from equifed.flower.policy import Policy
 from equifed.flower.questions import pack_blocks
 from equifed.flower.results import digest, keep_delivery, slug
 from equifed.flower.secure.masking import Identity, Masking, Signer
+from equifed.flower.site import Policy
 from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
 from equifed.flower.wire import (

@@ -23,8 +23,7 @@ from flwr.app import Context, Message, RecordDict
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.fleet import Fleet, FleetError, explain_transport
 from equifed.flower.flwr_private import find_changes, parse_node_config, set_identity
-from equifed.flower.policy import Policy
-from equifed.flower.site import Site, SiteError, name_site, read_site
+from equifed.flower.site import Policy, Site, SiteError, name_site, read_site
 from equifed.flower.trial.certificates import find_key_problems
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.training.tables import package_versions
