@@ -39,7 +39,7 @@ def test_the_worst_served_come_first_with_their_limits() -> None:
     found = rows(shown([0.75, 0.5, np.nan, 0.25], [4, 8, 0, 16], "accuracy", details))
     assert [row[0] for row in found] == ["c3", "c1", "c0", "c2"]
     assert found[0][1:] == ["25.0 %", "16", "12.5 % to 50.0 %", "75.0 %"]
-    assert found[3][1:] == ["-", "0", "- to -", "-"]
+    assert found[3][1:] == ["–", "0", "– to –", "–"]
 
 
 def test_a_large_loss_is_bad() -> None:

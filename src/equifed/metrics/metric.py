@@ -11,6 +11,7 @@ samples, a bootstrap for all others; none (NaN) where the samples cannot tell.
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ Needs = Literal["prediction", "score", "probability", "loss"]
 Task = Literal["any", "classes", "values"]
 DIRECTED = ("_score", "_error", "_loss")
 """Endings of names that say which way is better: more, or less of it."""
+DASH = "–"
 RESAMPLES = 200
 FEWEST = 5
 """A bootstrap of fewer samples knows too few of the values that others could have."""
@@ -107,14 +109,16 @@ class Metric:
         return " points" if self.is_fraction else ""
 
     def write_number(self, value: float) -> str:
-        """Write a value without its unit."""
+        """Write a value without its unit; a dash if it is not finite."""
+        if not math.isfinite(value):
+            return DASH
         # Twelve digits first: a number that was summed in another order is written the same.
         shown = float(f"{self.factor * value:.12g}")
         return f"{shown:.1f}" if self.is_fraction else f"{shown:.4g}"
 
     def write(self, value: float) -> str:
-        """Write a value with its unit."""
-        return self.write_number(value) + self.unit
+        """Write a value with its unit; a dash if it is not finite."""
+        return self.write_number(value) + (self.unit if math.isfinite(value) else "")
 
     def measure(self, y: Any, answers: Any) -> float:
         """Return the metric of one client's samples; NaN where it is not defined."""

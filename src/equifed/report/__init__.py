@@ -3,7 +3,6 @@
 from equifed.report.charts import colour, draw_figures, find_frontier
 from equifed.report.document import Report, build
 from equifed.report.methods import (
-    DASH,
     PLAN,
     Method,
     ReportError,
@@ -12,7 +11,6 @@ from equifed.report.methods import (
     read_comparison,
     read_methods,
 )
-from equifed.report.numbers import Measured
 from equifed.report.page import (
     frontier_page,
     frontier_svg,
@@ -28,9 +26,7 @@ from equifed.report.text import describe_warnings, write_headline
 from equifed.report.verdict import Verdict, write_verdict
 
 __all__ = [
-    "DASH",
     "PLAN",
-    "Measured",
     "Method",
     "Report",
     "ReportError",

@@ -16,7 +16,8 @@ import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics import Metric, WorstClient, wilson_interval, worst_client_interval
-from equifed.report.methods import DASH, Method, ReportError, Scale, capital, plural
+from equifed.metrics.metric import DASH
+from equifed.report.methods import Method, ReportError, Scale, capital, plural
 from equifed.report.numbers import (
     Measure,
     Measured,
@@ -306,13 +307,8 @@ def write_column(
     key: str, label: str, values: Any, kind: Metric, notes: Sequence[str] | None = None
 ) -> Column:
     """Return a column whose numbers are written as those of a metric."""
-    texts = tuple(write_value(v, kind) for v in values)
+    texts = tuple(map(kind.write, values))
     return Column(key, label, np.asarray(values), texts, tuple(notes or [""] * len(texts)))
-
-
-def write_value(value: float, kind: Metric) -> str:
-    """Write a value with its unit, or a dash if it is not known."""
-    return kind.write(value) if math.isfinite(value) else DASH
 
 
 def write_limits(ends: Sequence[float] | Losses, kind: Metric) -> str:

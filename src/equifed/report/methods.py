@@ -17,13 +17,14 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.evaluation import Details
 from equifed.metrics import Interval, Metric, find_metric
 from equifed.metrics.intervals import correct_counts
+from equifed.metrics.metric import DASH
 from equifed.training.files import refuse_links
 from equifed.training.folder import is_complete
 from equifed.training.history import History, MetricRecord
 from equifed.training.tables import share_of_method
 
 PLAN = "comparison.json"
-MINUS, DASH, TIMES = "−", "–", "×"
+MINUS, TIMES = "−", "×"
 NAMED = 5
 """At most this many clients are named in a sentence."""
 
@@ -57,11 +58,11 @@ class Scale:
 
     def number(self, value: float) -> str:
         """Write a value without its unit."""
-        return self.kind.write_number(value) if math.isfinite(value) else DASH
+        return self.kind.write_number(value)
 
     def text(self, value: float) -> str:
         """Write a value with its unit."""
-        return self.kind.write(value) if math.isfinite(value) else DASH
+        return self.kind.write(value)
 
     def span(self, lower: float, upper: float) -> str:
         """Write an interval."""

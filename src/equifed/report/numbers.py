@@ -25,13 +25,14 @@ from equifed.metrics import (
     wilson_interval,
 )
 from equifed.metrics.intervals import correct_counts
+from equifed.metrics.metric import DASH
 from equifed.metrics.paired import (
     assume_independent,
     combine_sources,
     count_pairs,
     difference_intervals,
 )
-from equifed.report.methods import DASH, Method, Scale, bytes_text
+from equifed.report.methods import Method, Scale, bytes_text
 from equifed.training.history import History
 
 Form = Literal["value", "gap", "index", "count", "bytes"]

@@ -15,14 +15,14 @@ import numpy as np
 
 from equifed.contract.arrays import to_cell
 from equifed.metrics import Interval, summary
+from equifed.metrics.metric import DASH
 from equifed.report.document import (
     Report,
     Told,
     find_note,
     write_limits,
-    write_value,
 )
-from equifed.report.methods import DASH, Method, Scale, add_sign, capital, is_finite
+from equifed.report.methods import Method, Scale, add_sign, capital, is_finite
 from equifed.report.numbers import COSTS, Measure, Measured, choose_format
 from equifed.report.text import find_date, write_headline
 from equifed.training.folder import is_complete
@@ -208,7 +208,7 @@ def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
         for group, found in ({} if detail is None else detail.groups).items():
             cells = [
                 make_cell(
-                    write_value(found.values.get(kind.name, math.nan), kind),
+                    kind.write(found.values.get(kind.name, math.nan)),
                     write_limits(found.limits.get(kind.name, nothing), kind),
                 )
                 for kind in kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import show_text
-from equifed.metrics import find_metric
+from equifed.metrics.metric import DASH, find_metric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("method", "seed", "client", "split", "metric", "round", "value")
 MOST_LINES, MOST_ROWS, SHOWN_EVENTS, SHOWN_CLIENTS = 10, 20, 10, 40
-
-
-def format_metric(value: float | None, metric: str) -> str:
-    """Return a metric's value as tables show it."""
-    if value is None or not np.isfinite(value):
-        return "-"
-    return find_metric(metric).write(value)
 
 
 def find_worst(clients: Mapping[str, float], metric: str) -> str:
@@ -43,10 +37,10 @@ def describe_history(history: Any) -> str:
     chosen, served = history.main_metric(), "not evaluated"
     clients = history.per_client(*chosen) if chosen is not None else {}
     if clients:
-        worst = find_worst(clients, chosen[0])
-        average = format_metric(float(np.mean(list(clients.values()))), chosen[0])
-        what = f"{chosen[1]} {find_metric(chosen[0]).label}: average {average}"
-        served = f"{what}, worst {format_metric(clients[worst], chosen[0])} ({show_text(worst)})"
+        worst, metric = find_worst(clients, chosen[0]), find_metric(chosen[0])
+        average = metric.write(float(np.mean(list(clients.values()))))
+        what = f"{chosen[1]} {metric.label}: average {average}"
+        served = f"{what}, worst {metric.write(clients[worst])} ({show_text(worst)})"
     given = "has not ended" if history.given_out is None else str(history.given_out)
     return f"<History: {head}{''.join(known)}{seed}\n {served}\n {given}>"
 
@@ -69,7 +63,8 @@ def tabulate_clients(histories: Mapping[str, Any]) -> Table:
 
     first = next(iter(histories.values()))
     metric, split = first.main_metric()
-    table = Table(title=f"{split} {find_metric(metric).label} per client")
+    kind = find_metric(metric)
+    table = Table(title=f"{split} {kind.label} per client")
     columns = {name: history.per_client(metric, split) for name, history in histories.items()}
     worst = {name: find_worst(column, metric) for name, column in columns.items()}
     beside = _list_beside(first, metric, split, further=len(histories) == 1)
@@ -78,22 +73,22 @@ def tabulate_clients(histories: Mapping[str, Any]) -> Table:
         table.add_column(Text(show_text(name)), justify="right")
     rows = list(first.names)
     if len(rows) > SHOWN_CLIENTS:
-        sign, last = find_metric(metric).sign, [*columns.values()][-1]
-        rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
+        last = [*columns.values()][-1]
+        rows.sort(key=lambda name: kind.sign * last.get(name, kind.sign * np.inf))
     for client in rows[:SHOWN_CLIENTS]:
         cells = [
-            Text(format_metric(c.get(client), metric), "bold" if client == worst[name] else "")
+            Text(kind.write(c.get(client, math.nan)), "bold" if client == worst[name] else "")
             for name, c in columns.items()
         ]
-        others = (texts.get(client, "-") for texts in beside.values())
+        others = (texts.get(client, DASH) for texts in beside.values())
         table.add_row(Text(show_text(client)), *cells, *others)
     if len(rows) > SHOWN_CLIENTS:
         table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
     table.add_section()
-    averages = (float(np.mean(list(c.values()))) if c else None for c in columns.values())
-    lowest = (c.get(worst[name]) for name, c in columns.items())
-    table.add_row("average", *(format_metric(value, metric) for value in averages))
-    table.add_row("worst", *(format_metric(value, metric) for value in lowest))
+    averages = (float(np.mean(list(c.values()))) if c else math.nan for c in columns.values())
+    lowest = (c.get(worst[name], math.nan) for name, c in columns.items())
+    table.add_row("average", *map(kind.write, averages))
+    table.add_row("worst", *map(kind.write, lowest))
     return table
 
 
@@ -102,12 +97,12 @@ def _list_beside(history: Any, metric: str, split: str, further: bool) -> dict[s
     out, details = {}, history.details
     if metric == "accuracy" and details is not None and details.split == split:
         shares = zip(history.names, details.majorities(), strict=True)
-        out["majority class"] = {k: format_metric(v, metric) for k, v in shares}
+        out["majority class"] = {k: find_metric(metric).write(v) for k, v in shares}
     names = dict.fromkeys(r.metric for r in history.metrics if r.split == split) if further else ()
     for name in names:
         if name not in (metric, "loss"):
-            values = history.per_client(name, split).items()
-            out[find_metric(name).label] = {k: format_metric(v, name) for k, v in values}
+            kind, values = find_metric(name), history.per_client(name, split).items()
+            out[kind.label] = {k: kind.write(v) for k, v in values}
     return out
 
 
@@ -160,16 +155,14 @@ def render_clients(history: Any) -> str:
     record, metric = history.last(*chosen), find_metric(chosen[0])
     columns = {
         "client": names,
-        f"{record.split} {metric.label}": [format_metric(v, metric.name) for v in record.values],
+        f"{record.split} {metric.label}": [*map(metric.write, record.values)],
         "samples": [str(int(n)) for n in record.sizes],
     }
     if history.details is not None and history.details.split == record.split:
         limits = history.details.limits(metric.name)
-        columns["95 % interval"] = [
-            " to ".join(format_metric(end, metric.name) for end in ends) for ends in limits
-        ]
+        columns["95 % interval"] = [" to ".join(map(metric.write, ends)) for ends in limits]
     for label, texts in _list_beside(history, chosen[0], chosen[1], further=True).items():
-        columns[label] = [texts.get(name, "-") for name in names]
+        columns[label] = [texts.get(name, DASH) for name in names]
     order = np.argsort(metric.sign * record.values, kind="stable")[:MOST_ROWS]
     lines = [_row("td", [column[i] for column in columns.values()]) for i in order]
     shown = f"the worst served {MOST_ROWS} of them shown"

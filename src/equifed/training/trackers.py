@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.show import find_worst, format_metric, print_line
+from equifed.training.show import find_worst, print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,8 +92,8 @@ class ProgressBar(Callback):
         for split in ("validation", "train", "test"):  # test if nothing else is evaluated
             clients = self._history.per_client(main[0], split) if main and split in splits else {}
             if main and clients:
-                worst = find_worst(clients, main[0])
-                value = f"{find_metric(main[0]).label} {format_metric(clients[worst], main[0])}"
+                worst, kind = find_worst(clients, main[0]), find_metric(main[0])
+                value = f"{kind.label} {kind.write(clients[worst])}"
                 self._worst = f"worst {worst}: {value} ({split})"
                 return
 
