@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-PACKAGE = str(Path.cwd() / "src" / "equifed") + os.sep
-OUTPUT = os.environ.get("MUTANTS_CALLS", "calls.jsonl")
+ROOT = Path.cwd()  # tests may go elsewhere
+PACKAGE = str(ROOT / "src" / "equifed") + os.sep
+OUTPUT = ROOT / os.environ.get("MUTANTS_CALLS", "calls.jsonl")
 
 _seen: set[CodeType] = set()
 
@@ -33,7 +34,7 @@ def name_function(code: CodeType) -> str | None:
     """Return ``path::name`` of a function of the package, without functions inside it."""
     if not code.co_filename.startswith(PACKAGE):
         return None
-    path = Path(code.co_filename).relative_to(Path.cwd()).as_posix()
+    path = Path(code.co_filename).relative_to(ROOT).as_posix()
     return f"{path}::{code.co_qualname.split('.<locals>')[0].replace('<module>', '')}"
 
 
@@ -56,5 +57,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed and sys.gettrace() is _trace:
         names = sorted({name for code in set(_seen) if (name := name_function(code))})
         row = {"test": report.nodeid, "seconds": round(report.duration, 3), "functions": names}
-        with Path(OUTPUT).open("a", encoding="utf-8") as file:
+        with OUTPUT.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
