@@ -236,7 +236,7 @@ def test_statistics_of_the_sites_side_by_side(tmp_path: Path) -> None:
     assert "West: column 'lactate' has no value at all" in warned
     assert "North does not show its numbers by name" in warned
     assert not any("'age'" in sentence for sentence in found["warnings"])
-    assert "share of each label in %" in text and "WARNING: East" in text
+    assert "share of each class in %" in text and "WARNING: East" in text
     assert json.loads((tmp_path / "told" / "statistics.json").read_text()) == found
     assert not any(m.metadata.message_type.startswith(("train", "evaluate")) for m in grid.sent)
 

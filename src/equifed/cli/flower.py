@@ -40,13 +40,6 @@ RunConfig = Annotated[
 Connection = Annotated[
     str, typer.Argument(help="Deployment to run on: a connection in $FLWR_HOME/config.toml.")
 ]
-Deployed = Annotated[
-    str | None,
-    typer.Argument(help="Deployment to ask; by default one is started here, as by up."),
-]
-ServerFolder = Annotated[
-    Path | None, typer.Option(help="Folder on the server for the answers (JSON), absolute.")
-]
 SuperLink = "HOST:PORT of the SuperLink."
 Authority, NodeKey = "CA certificate.", "Private key of the node."
 
@@ -96,23 +89,12 @@ def _follow(
 
 
 def _submit(
-    folder: Path, connection: str, settings: list[str], out: Path | None = None, local: bool = False
+    folder: Path, connection: str, settings: list[str], out: Path | None = None
 ) -> NoReturn:
-    """Submit an app to a deployment; ``local``: options were given that are for one here."""
-    if local:
-        raise ValueError("--nodes and --keep are for a federation here, not for a deployment.")
+    """Submit an app to a deployment."""
     if out is not None and not out.is_absolute():
         raise ValueError(f"The folder must be absolute, as the server sees it; got {out}.")
     raise typer.Exit(_follow(folder, connection, settings))
-
-
-def _count_nodes(folder: Path, nodes: int | None) -> int:
-    from equifed.flower.app_config import read_app_settings
-
-    try:
-        return nodes or int(read_app_settings(folder)["clients"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} is no app of equifed: {error}") from None
 
 
 # -- commands -----------------------------------------------------------------------------------
@@ -140,7 +122,12 @@ def up(
     run_config: RunConfig = None,
 ) -> None:
     """Start a SuperLink and nodes here, run the app on them, and stop everything."""
-    count = _count_nodes(folder, nodes)
+    from equifed.flower.app_config import read_app_settings
+
+    try:
+        count = nodes or int(read_app_settings(folder)["clients"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder} is no app of equifed: {error}") from None
     settings = [f"clients={count}", *(run_config or [])]
     settings += [f'out="{out.absolute()}"'] if out is not None else []
     raise typer.Exit(_run_here(folder, count, settings, keep))
@@ -155,9 +142,10 @@ def run(folder: AppFolder, connection: Connection, run_config: RunConfig = None)
 @app.command()
 def statistics(
     folder: AppFolder,
-    connection: Deployed = None,
-    out: ServerFolder = None,
-    nodes: Nodes = None,
+    connection: Connection,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder on the server for the answers (JSON), absolute.")
+    ] = None,
     run_config: RunConfig = None,
 ) -> None:
     """Show rows, gaps, label shares and means of every site, and which site is unlike the others.
@@ -165,12 +153,8 @@ def statistics(
     Nothing is trained. A site whose policy says show_by_name = false shows its rows alone.
     """
     settings = ['do="statistics"', *(run_config or [])]
-    if out is not None:
-        settings.append(f'out="{out.absolute()}"')
-    if connection is not None:
-        _submit(folder, connection, settings, out, nodes is not None)
-    count = _count_nodes(folder, nodes)
-    raise typer.Exit(_run_here(folder, count, [*settings, f"clients={count}"]))
+    settings += [] if out is None else [f'out="{out}"']
+    _submit(folder, connection, settings, out)
 
 
 @app.command()
@@ -249,8 +233,9 @@ def resume(
     changes = f'resume="{" ".join(given)}"' if given else "resume=true"
     settings = [changes, f'out="{out.absolute()}"', *(run_config or [])]
     if connection is not None:
-        local = nodes is not None or keep is not None
-        _submit(folder, connection, settings, out, local)
+        if nodes is not None or keep is not None:
+            raise ValueError("--nodes and --keep are for a federation here, not for a deployment.")
+        _submit(folder, connection, settings, out)
     count = len(Kept.read(out).names)
     if is_complete(out):
         typer.echo(f"{out} is complete; there is nothing to resume.", err=True)

@@ -97,18 +97,16 @@ class Kept:
                 f"agreed to; {getattr(settings, wrong[0])!r} would be another run."
             )
         kept = AppConfig.from_dict(self.told["config"])
-        waits = {
-            name: getattr(settings.deadlines, name)
-            for name in ("on_missing", *DEADLINES)
-            if name in settings.changes
-        }
+        changed = [name for name in ("on_missing", *DEADLINES) if name in settings.changes]
+        waits = {name: getattr(settings.deadlines, name) for name in changed}
         rounds, start = settings.rounds or int(self.told["rounds"]), self.told.get("start") or ""
         waiting = replace(self.deadlines, **waits)
         now = replace(settings, **same, rounds=rounds, start=start, deadlines=waiting)
-        for line in _compare(config.to_dict(), kept.to_dict()) + _compare(
-            _list_settings(settings), _list_settings(now)
-        ):
-            print(f"equifed: the run goes on as it started: {line}", flush=True)
+        given, runs = ({**c.to_dict(), **_list(s)} for c, s in ((config, settings), (kept, now)))
+        for k in sorted({*given, *runs} - {"rounds"}):
+            if given.get(k) != runs.get(k):
+                line = f"{k} is {runs.get(k)}, not {given.get(k)} as the app says now"
+                print(f"equifed: the run goes on as it started: {line}", flush=True)
         return kept, now
 
     def check(self, members: Members) -> None:
@@ -136,12 +134,7 @@ class Kept:
             raise StartError("The earlier run had another model than the clients build now.")
 
 
-def _list_settings(settings: FederationSettings) -> dict[str, Any]:
+def _list(settings: FederationSettings) -> dict[str, Any]:
+    """Return what a run keeps of the settings; the number of its rounds may change."""
     table = asdict(settings)
     return {"privacy": table["privacy"], "clients": table["clients"], **table["deadlines"]}
-
-
-def _compare(given: dict[str, Any], kept: dict[str, Any]) -> list[str]:
-    """Say where the app differs from the run; what a run keeps is not a setting to the app."""
-    keys = sorted(k for k in {*given, *kept} if k != "rounds" and given.get(k) != kept.get(k))
-    return [f"{k} is {kept.get(k)}, not {given.get(k)} as the app says now" for k in keys]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -60,7 +59,7 @@ class Members:
     preparation: Preparation | None = None
     strangers: set[int] = field(default_factory=set)
     _late: set[int] = field(default_factory=set)
-    _unnamed: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _unnamed: dict[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,24 +119,18 @@ class Members:
 
     def tell_late(self, mailbox: Mailbox, connected: set[int]) -> None:
         """Tell new nodes that the run goes on without them; note their names, wait for none."""
-        ids = [key for key in self._unnamed if not key.startswith("unsent")]
+        ids = list(self._unnamed)
         for received in pull_replies(mailbox.grid, ids, 1 << 16, 1.0) if ids else ():
-            node, _ = self._unnamed.pop(received.answers, (None, 0.0))
+            node = self._unnamed.pop(received.answers, None)
             if node is not None:
-                self._note_late(_find_name(received.message) or f"node {node}")
-        now = time.monotonic()
-        for key in [k for k, (_, since) in self._unnamed.items() if now - since > PATIENCE]:
-            self._note_late(f"node {self._unnamed.pop(key)[0]}")
+                name = _find_name(received.message) or f"node {node}"
+                reason = "it came after the start; it was told, and takes part in the next run"
+                self.leave_out(name, reason)
         for node in sorted(connected - set(mailbox.nodes.values()) - self.strangers - self._late):
             self._late.add(node)
             request = Request("notice", self.run, f"notice/{node}", -1, {"text": TOO_LATE})
             message = Message(request.to_records(), node, OPERATIONS["notice"], ttl=PATIENCE)
-            sent = list(mailbox.grid.push_messages([message]))
-            self._unnamed[sent[0] if sent and sent[0] else f"unsent {node}"] = node, now
-
-    def _note_late(self, client: str) -> None:
-        reason = "it came after the start; it was told, and takes part in the next run"
-        self.leave_out(client, reason)
+            self._unnamed |= {key: node for key in mailbox.grid.push_messages([message]) if key}
 
 
 def _find_name(message: Message | None) -> str:

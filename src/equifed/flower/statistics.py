@@ -14,7 +14,13 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from equifed.data.columns import name_category, to_numbers
-from equifed.data.describe import Described, Table, describe_values, tabulate_columns
+from equifed.data.describe import (
+    Described,
+    Table,
+    describe_values,
+    tabulate_columns,
+    tabulate_shares,
+)
 from equifed.data.federation import Federation
 from equifed.flower.app_config import FederationSettings
 from equifed.flower.handshake import (
@@ -67,15 +73,7 @@ def describe_arrays(federation: Federation, shown: bool) -> Told:
     names: Sequence[str] = () if prepared is None else prepared.feature_names
     if len(names) != flat.shape[1]:
         names = [f"feature {k + 1}" for k in range(min(flat.shape[1], 200))]
-    told["columns"] = {
-        name: {
-            "rows": len(flat),
-            "missing": 0,
-            "mean": float(flat[:, k].mean()),
-            "deviation": float(flat[:, k].std()),
-        }
-        for k, name in enumerate(names)
-    }
+    told["columns"] = {name: describe_values(flat[:, k].tolist()) for k, name in enumerate(names)}
     if federation.classes is not None:
         counts = np.bincount(targets.ravel(), minlength=federation.classes).tolist()
         titles = federation.class_names or [f"class {k}" for k in range(len(counts))]
@@ -112,9 +110,8 @@ def show_statistics(
         odd += [d for d in [describe_difference(listed[0], other)] if d]
     odd += find_outlying(found)
     for table in tabulate(found):
-        for line in str(table).splitlines():
+        for line in (*str(table).splitlines(), ""):
             say(line)
-        say("")
     for sentence in odd:
         say(f"WARNING: {sentence}")
     result = {"sites": found, "warnings": odd}
@@ -147,35 +144,23 @@ def tabulate(found: Mapping[str, Told]) -> list[Table]:
     shown = {who: told for who, told in found.items() if "columns" in told}
     labels = list(dict.fromkeys(t for told in shown.values() for t in told.get("labels", {})))
     if labels:
-        shares = []
-        for who, told in shown.items():
-            counts = told.get("labels", {})
-            total = max(sum(counts.values()), 1)
-            shares.append((who, *(f"{100 * counts.get(t, 0) / total:.1f}" for t in labels)))
-        tables.append(Table("share of each label in %", ("site", *labels), shares))
-    if shown:
-        described = _turn(shown)
-        tables += tabulate_columns("training rows", described)
-    return tables
+        counts = [[told.get("labels", {}).get(t, 0) for t in labels] for told in shown.values()]
+        about = "training rows", list(shown), np.array(counts), labels
+        tables.append(tabulate_shares(*about)[0])
+    return tables + (tabulate_columns("training rows", _turn(shown)) if shown else [])
 
 
 def find_outlying(found: Mapping[str, Told]) -> list[str]:
     """Name sites whose column has a mean far from the others', no values, or one label alone."""
     shown = {who: told for who, told in found.items() if "columns" in told}
     out = [f"{who} does not show its numbers by name" for who in found if who not in shown]
-    columns = list(dict.fromkeys(c for told in shown.values() for c in told["columns"]))
-    for column in columns:
-        told = {w: t["columns"][column] for w, t in shown.items() if column in t["columns"]}
-        out += [
-            f"{who}: column {column!r} has no value at all"
-            for who, d in told.items()
-            if d["rows"] and d["missing"] == d["rows"]
-        ]
+    for column, told in _turn(shown).items():
+        empty = [who for who, d in told.items() if d["rows"] and d["missing"] == d["rows"]]
+        out += [f"{who}: column {column!r} has no value at all" for who in empty]
         numbers = {who: d for who, d in told.items() if "mean" in d}
-        for who in numbers:
+        for who in numbers if len(numbers) > 1 else ():
             others = [d for name, d in numbers.items() if name != who]
-            if others:
-                out += _compare(who, column, numbers[who], others)
+            out += _compare(who, column, numbers[who], others)
     for who, t in shown.items():
         labels = {text: n for text, n in t.get("labels", {}).items() if n}
         if "labels" in t and len(labels) == 1:
@@ -187,13 +172,9 @@ def _compare(
     who: str, column: str, own: Mapping[str, float], others: Sequence[Mapping[str, float]]
 ) -> list[str]:
     sizes = [d["rows"] - d["missing"] for d in others]
-    total = sum(sizes)
-    mean = math.fsum(n * d["mean"] for n, d in zip(sizes, others, strict=True)) / total
-    square = math.fsum(
-        n * (d["deviation"] ** 2 + (d["mean"] - mean) ** 2)
-        for n, d in zip(sizes, others, strict=True)
-    )
-    deviation = math.sqrt(square / total)
+    means, deviations = (np.array([d[key] for d in others]) for key in ("mean", "deviation"))
+    mean = float(np.average(means, weights=sizes))
+    deviation = math.sqrt(np.average(deviations**2 + (means - mean) ** 2, weights=sizes))
     apart = abs(own["mean"] - mean)
     if apart <= FAR * deviation or apart <= 1e-9 * max(abs(mean), abs(own["mean"])):
         return []
