@@ -107,8 +107,8 @@ def test_a_run_that_goes_on_keeps_its_clients_privacy_and_rounds(
     run_app(app, tmp_path, monkeypatch, out=str(out), resume=True, privacy="none", clients=1)
     told = json.loads((out / "flower.json").read_text())
     assert (told["privacy"], told["rounds"], len(told["clients"])) == ("secure", 3, 3)
-    # A round takes five exchanges, and three more for the keys and shares of a new session.
-    assert [r.exchanges for r in History.load(out).rounds] == [8, 8, 5]
+    # A round takes five exchanges; a new session three more for keys and shares, one for bounds.
+    assert [r.exchanges for r in History.load(out).rounds] == [9, 9, 5]
 
 
 def test_a_new_app_runs_with_hidden_sums(
