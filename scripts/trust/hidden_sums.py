@@ -51,7 +51,9 @@ CLIENTS, ROUNDS, LOST = 6, 3, 2
 CLOSE, EXACT = 0.01, 1e-6
 WORK = LocalSGD(lr=0.1, steps=3, batch_size=5)
 CASES: dict[str, Any] = {
-    name: cases.CASES[f"{name}/plain"] for name in ALGORITHMS if name not in NEED_GRAM
+    name: cases.CASES[f"{name}/plain"]
+    for name in ALGORITHMS
+    if name not in (*NEED_GRAM, "remembering")  # which are refused
 } | {
     "scaffold stored": Scaffold(WORK),
     "scaffold stored-gradient": Scaffold(WORK, variates="stored-gradient"),

@@ -19,6 +19,7 @@ from equifed.algorithms.guard import Guard as Guard
 from equifed.algorithms.guard import Guarded as Guarded
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
+from equifed.algorithms.remembering import Remembering as Remembering
 from equifed.algorithms.reweighted import Reweighted as Reweighted
 from equifed.algorithms.reweighted import propfair as propfair
 from equifed.algorithms.reweighted import semi_vred as semi_vred

@@ -13,6 +13,7 @@ from typing import Any
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.qfedavg import QFedAvg
+from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.reweighted import tilted_erm
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
@@ -45,6 +46,8 @@ OTHER = {
 
 MORE: dict[str, AnyAlgorithm] = {
     "paced/stairs": Paced(FedAvg(EPOCHS), decay=0.9, every=2),
+    "remembering/sampled": Remembering(ScaffPD(CVaR(0.5), participation=0.5)),
+    "remembering/fedavg": Remembering(FedAvg(EPOCHS, participation=0.5)),
     "server-optimised/adam": ServerOptimised(FedAvg(EPOCHS), "adam"),
     "server-optimised/yogi": ServerOptimised(DRFA(STEPS, clients_per_round=3), "yogi", 0.05),
     "drfa/average": DRFA(STEPS, 0.02, clients_per_round=3, output="average"),

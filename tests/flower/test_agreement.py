@@ -13,11 +13,13 @@ from tests.flower.grid import convex, flower_clients, loop_clients, memory_grid,
 
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.flower.secure.sums import SecureSums
 from equifed.objectives import ChiSquare, CVaR
 from equifed.runs import catalogue
@@ -49,6 +51,8 @@ CASES: dict[str, Any] = {
     # and what these five do not ask of clients: proximal steps and their multipliers, inner
     # products of updates
     "feddyn": conformance.CASES["feddyn/plain"],
+    # and a table of everybody's last vectors at the server
+    "remembering": Remembering(ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), None, 0.5)),
     "fedmgda": conformance.CASES["fedmgda/plain"],
 }
 HIDDEN = {"none": lambda: None, "secure": SecureSums}
@@ -85,3 +89,22 @@ def test_inner_products_of_updates_are_refused(name: str, tmp_path: Path) -> Non
     clients = flower_clients(grid, the_task, hidden=SecureSums())
     with pytest.raises(TypeError, match="needs the inner products of the clients' updates"):
         train(conformance.CASES[f"{name}/plain"], clients, rounds=1)
+
+
+def test_a_table_of_vectors_is_refused_where_sums_are_hidden(tmp_path: Path) -> None:
+    clients = flower_clients(memory_grid(convex(), task(), tmp_path), task(), hidden=SecureSums())
+    with pytest.raises(ValueError, match="their sums are hidden from the server"):
+        train(CASES["remembering"], clients, rounds=1)
+
+
+def test_a_server_that_started_anew_fills_its_table_again(tmp_path: Path) -> None:
+    """It holds the keys of a checkpoint, no vectors, and asks nobody for them."""
+    federation, the_task = convex(), task()
+    servers = [flower_clients(memory_grid(federation, the_task, tmp_path), the_task) for _ in "ab"]
+    algorithm = CASES["remembering"]
+    state = algorithm.init(servers[0], servers[0].initial(Stream(0)))
+    for r in range(1, 4):
+        state, _ = algorithm.round(state, servers[0], Stream(0).at("round", r))
+    state, info = algorithm.round(state, servers[1], Stream(0).at("round", 4))
+    np.testing.assert_array_equal(np.flatnonzero(state.away == 0), info.index)
+    np.testing.assert_array_equal(np.flatnonzero(servers[1].traffic.up), info.index)

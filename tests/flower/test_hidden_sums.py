@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 MANY = ("scaffold fresh", "scaffold stored", "drfa average", "scaff-pd cvar", "rfedfair average")
 """Algorithms with several sums in a round."""
 
-FEW = (*MANY, "fedavg", "scaffold sampled", "feddyn", "drdm", "guarded", "remembering")
+FEW = (*MANY, "fedavg", "scaffold sampled", "feddyn", "drdm", "guarded")
 """What makes other sums; the others sum as one of these does, and are slow."""
 
 

@@ -10,6 +10,7 @@ from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.guard import Guarded
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
+from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred, tilted_erm
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
@@ -53,6 +54,7 @@ __all__ = [
     "Paced",
     "QFedAvg",
     "RFedFair",
+    "Remembering",
     "Reweighted",
     "Safeguarded",
     "ScaffPD",

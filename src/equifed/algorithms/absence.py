@@ -59,6 +59,10 @@ class EveryoneVectors(VectorsView):
         return total
 
     @override
+    def step(self, weights: Weights, everyone: Weights | None = None) -> Vector:
+        return super().step(weights, weights)
+
+    @override
     def allows(self, weights: Weights) -> bool:
         return super().allows(self.clients.scale(weights))
 

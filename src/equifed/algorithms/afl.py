@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
@@ -71,6 +71,8 @@ class AFL(Federated):
     clients_per_round: int | None = None
     output: Literal["last", "average"] = "last"
     patience: int = PATIENCE
+
+    one_sum: ClassVar = True
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
@@ -66,6 +67,8 @@ class AgnosticFedAvg(Federated):
     server_lr: float = 1.0
     dual: DualStep = Entropic()  # noqa: RUF009 - a frozen value
     patience: int = PATIENCE
+
+    one_sum: ClassVar = True
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -48,6 +48,7 @@ class FedAvg(Federated):
     server_lr: float = 1.0
 
     averages: ClassVar = True
+    one_sum: ClassVar = True
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
@@ -58,7 +59,8 @@ class FedAvg(Federated):
         chosen = sample_clients(clients, self.participation, stream)
         weights = client_weights(self.weighting, chosen.sizes)
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        x = state.x - self.server_lr * moved.displacement.step(weights)
+        everyone = client_weights(self.weighting, all_sizes(clients))
+        x = state.x - self.server_lr * moved.displacement.step(weights, everyone)
         return State(x), Info(
             scatter(weights, chosen.index, len(clients.names)), index=chosen.index
         )

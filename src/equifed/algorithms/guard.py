@@ -11,6 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.around import Wrapper, WrapperState, as_run, change_core, layers, unwrap
+from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import bound_share, limit_shares
 from equifed.contract.arrays import ClientVectors
@@ -355,6 +356,8 @@ class Guarded(Wrapper):
     guard: Guard = Guard()
 
     def __post_init__(self) -> None:
+        if self.guard.mode == "on":
+            refuse_memory(self.algorithm, "A guard that acts judges")
         if self.guard.mode == "on" and self.guard.cap < 1:
             capped = change_core(self.algorithm, lambda core: _with_cap(core, self.guard.cap))
             object.__setattr__(self, "algorithm", capped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
@@ -54,6 +55,8 @@ class Reweighted(Federated):
     participation: float = 1.0
     server_lr: float = 1.0
     patience: int = PATIENCE
+
+    one_sum: ClassVar = True
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.safeguarded import Safeguarded
@@ -74,6 +75,8 @@ class ScaffPD(Federated):
     participation: float = 1.0
     loss_batch_size: int | None = None
     patience: int = PATIENCE
+
+    one_sum: ClassVar = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from equifed.algorithms.absence import PATIENCE
 from equifed.algorithms.safeguarded import Safeguarded
@@ -75,6 +75,8 @@ class ScaffPDIA(Federated):
     loss_batch_size: int | None = None
     patience: int = PATIENCE
     cap: float | None = None
+
+    one_sum: ClassVar = True
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":

@@ -210,7 +210,7 @@ class _Recalled(VectorsView):
     """Vectors whose step holds what absent clients sent last."""
 
     @override
-    def step(self, weights: Weights) -> Vector:
+    def step(self, weights: Weights, everyone: Weights | None = None) -> Vector:
         recalled: Vector = self.clients.step(self.behind, weights)
         return recalled
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -120,7 +120,13 @@ AnyAlgorithm = Algorithm[Any]
 
 
 class Federated:
-    """A dataclass whose common settings are checked, and that gives out its last model."""
+    """A dataclass whose common settings are checked, and that gives out its last model.
+
+    ``one_sum`` says that uniformly sampled clients move the model by one sum, which is told the
+    weights of all (``vectors.step``): :class:`equifed.Remembering` may go around it.
+    """
+
+    one_sum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         given, who = vars(self), type(self).__name__

@@ -47,8 +47,11 @@ class ClientVectors(ABC):
     def squared_norms(self) -> Losses:
         """Return |v_i|^2 for every client."""
 
-    def step(self, weights: Weights) -> Vector:
-        """Return the weighted sum that moves the model; absent clients may count in it."""
+    def step(self, weights: Weights, everyone: Weights | None = None) -> Vector:
+        """Return the weighted sum that moves the model; absent clients may count in it.
+
+        ``everyone`` are the weights of all clients, there or not, for who remembers them.
+        """
         return self.weighted_sum(weights)
 
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:

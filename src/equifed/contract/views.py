@@ -66,10 +66,10 @@ class VectorsView(ClientVectors):
         return self.see_sum(weights, self.behind.weighted_sum)
 
     @override
-    def step(self, weights: Weights) -> Vector:
+    def step(self, weights: Weights, everyone: Weights | None = None) -> Vector:
         if type(self).weighted_sum is not VectorsView.weighted_sum:  # sums of its own
             return self.weighted_sum(weights)
-        return self.see_sum(weights, self.behind.step)
+        return self.see_sum(weights, lambda seen: self.behind.step(seen, everyone))
 
     @override
     def squared_norms(self) -> Losses:

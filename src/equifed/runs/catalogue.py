@@ -240,6 +240,9 @@ ALGORITHMS = {
         "Walker and Ni 2011"),
     "averaged": Entry("equifed.algorithms.around:Averaged",
         "any of these; gives out a mean of its last models", "Shamir and Zhang 2013"),
+    "remembering": Entry("equifed.algorithms.remembering:Remembering",
+        "any that samples by participation; others count with their last answer",
+        "Gu et al. 2021"),
     "server-optimised": Entry("equifed.algorithms.server_optimised:ServerOptimised",
         "any of these; the server steps by momentum, Adagrad, Adam or Yogi", "Reddi et al. 2021"),
     "normalised": Entry("equifed.algorithms.shelf.local_work:Normalised",
@@ -252,8 +255,8 @@ ALGORITHMS = {
 }  # fmt: skip
 
 WRAPPERS = (
-    "certified", "safeguarded", "accelerated", "averaged", "server-optimised", "normalised",
-    "paced", "guarded",
+    "certified", "safeguarded", "accelerated", "averaged", "remembering", "server-optimised",
+    "normalised", "paced", "guarded",
 )  # fmt: skip
 """Algorithms that add to another one, which they need."""
 

@@ -9,6 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.around import WeightedWrapper, WrapperState, change_core, unwrap
+from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.arrays import ClientVectors, Index
 from equifed.contract.clients import Moved
@@ -124,6 +125,7 @@ class Normalised(_AroundLocalWork):
 
     def __post_init__(self) -> None:
         self._check_local()
+        refuse_memory(self.algorithm, "Normalised scales")
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round with normalised updates."""
