@@ -191,17 +191,12 @@ def configure(method: str, rounds: int | None = None) -> RunConfig:
     from equifed.runs.config import RunConfig
 
     every = 1 if method == "fair-newton" else 10
-    return RunConfig.from_dict(
-        {
-            "rounds": rounds or ROUNDS,
-            "threads": 1,
-            "data": {"name": "fashion-three"},
-            "model": {"name": "logistic", "l2": 1e-3},
-            "algorithm": METHODS[method],
-            "evaluate": {"every": every, "splits": ["train", "test"]},
-            "stop": {"at_relative_gap": NEAR},
-        }
-    )
+    return RunConfig.from_dict({
+        "rounds": rounds or ROUNDS, "threads": 1, "data": {"name": "fashion-three"},
+        "model": {"name": "logistic", "l2": 1e-3}, "algorithm": METHODS[method],
+        "evaluate": {"every": every, "splits": ["train", "test"]},
+        "stop": {"at_relative_gap": NEAR},
+    })  # fmt: skip
 
 
 def demo(

@@ -138,11 +138,6 @@ def _clean(value: Any) -> Any:
         return value
 
 
-def find_gaps(values: Sequence[Any]) -> Iterator[int]:
-    """Return the rows without a value."""
-    return (k for k, v in enumerate(values) if v is None)
-
-
 # -- numbers and categories -----------------------------------------------------------------------
 
 

@@ -18,7 +18,15 @@ import numpy as np
 from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table, describe_clients
 from equifed.data.preparation import Missing, Preparation, Prepare
-from equifed.data.split import Array, DataError, Holdout, Split, check_names, draw_rows, refuse
+from equifed.data.split import (
+    Array,
+    DataError,
+    Holdout,
+    Split,
+    check_names,
+    divide_at_random,
+    refuse,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,16 +315,12 @@ class Federation:
                 f"{self.name} was scaled and filled with numbers of all its rows: what is held out "
                 "now would have leaked; give test= and validation= to from_table."
             )
-        drawn = [
-            draw_rows(name, int(size), holdout)
-            for name, size in zip(self.names, self.train.sizes, strict=True)
-        ]
-        rows = {
-            label: [start + mine[k] for start, mine in zip(self.train.offsets, drawn, strict=False)]
-            for k, label in enumerate(("train", "validation", "test"))
+        every = np.split(np.arange(len(self.train)), self.train.offsets[1:-1])
+        part = divide_at_random(dict(zip(self.names, every, strict=True)), holdout)
+        parts: dict[str, Any] = {
+            label: self.train.take([rows[part[rows] == label] for rows in every])
+            for label in ("train", *(label for label, share in asked.items() if share > 0))
         }
-        wanted = ["train"] + ["validation"] * (validation > 0) + ["test"] * (test > 0)
-        parts: dict[str, Any] = {label: self.train.take(rows[label]) for label in wanted}
         return replace(self, **parts)
 
     # -- description ----------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from equifed.data.columns import (
     Columns,
     clean_column,
-    find_gaps,
     group_rows,
     name_categories,
     name_category,
@@ -118,7 +117,7 @@ class Target:
         """Return labels 0..K - 1 (int64) of cleaned class names, or values (float64)."""
         where = f"Column {self.name!r}"
         refuse(
-            find_gaps(cells),
+            (k for k, cell in enumerate(cells) if cell is None),
             lambda k: f"{where} lacks a value in row {k + 1}; leave such rows out.",
         )
         if self.classes is None:
@@ -281,7 +280,7 @@ class Preparation:
         )
         if self.missing in ("drop", "error"):
             refuse(
-                ((name, row) for name in wanted for row in find_gaps(columns[name])),
+                ((name, k) for name in wanted for k, v in enumerate(columns[name]) if v is None),
                 lambda gap: (
                     f"Column {gap[0]!r} lacks a value in row {gap[1] + 1}, and the model was "
                     f"trained with missing={self.missing!r}; fill it in, leave the row out, or "

@@ -367,9 +367,9 @@ def _compare(metric: str, values: Losses, federation: Federation, history: Histo
     record = next((one for one in records if one is not None), None)
     known = {} if record is None else dict(zip(history.names, record.values.tolist(), strict=True))
     columns = zip(federation.names, federation.train.sizes.tolist(), values.tolist(), strict=True)
-    rows = []
-    for name, count, now in columns:
-        then = known.get(name, math.nan)
-        row = {"client": name, "rows": count, "now": now, "at_training": then}
-        rows.append({**row, "change": now - then})
+    rows = [
+        {"client": name, "rows": count, "now": now, "at_training": then, "change": now - then}
+        for name, count, now in columns
+        for then in [known.get(name, math.nan)]
+    ]
     return Drift(metric, None if record is None else record.split, rows)
