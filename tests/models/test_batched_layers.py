@@ -17,13 +17,8 @@ from equifed.models.layers import WrittenConv2d, write_out
 from equifed.models.losses import cross_entropy
 
 RECURRENT = [
-    kind(5, 4, layers, bias=bias, batch_first=first, bidirectional=both).double()
-    for kind in (nn.LSTM, nn.GRU)
-    for layers, bias, first, both in (
-        (1, True, True, False),
-        (2, True, False, True),
-        (2, False, True, True),
-    )
+    nn.LSTM(5, 4, layers, bias=bias, batch_first=first).double()
+    for layers, bias, first in ((1, True, True), (2, True, False), (2, False, True))
 ]
 
 
@@ -36,8 +31,7 @@ def test_recurrent_layers(layer: nn.RNNBase) -> None:
     (ours, last), (theirs, others) = written(inputs), layer(inputs)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(last, others)
-    begin = torch.randn_like(others[0] if isinstance(others, tuple) else others)
-    given = (begin, begin.flip(0)) if isinstance(others, tuple) else begin
+    given = tuple(torch.randn_like(state) for state in others)
     torch.testing.assert_close(written(inputs, given), layer(inputs, given))
 
 
@@ -89,10 +83,9 @@ class Sequences(nn.Module):
         return scores
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(5, 4, batch_first=True), nn.GRU(5, 4, batch_first=True)])
-def test_engines_agree_on_sequences(layer: nn.RNNBase) -> None:
-    """The fused kernels have no rule for batching: with torch 2.13 this warned, or failed."""
-    data, module = classification([7, 4, 6], (6, 5), 3), Sequences(layer)
+def test_engines_agree_on_sequences() -> None:
+    """The fused kernel has no rule for batching: with torch 2.13 this warned, or failed."""
+    data, module = classification([7, 4, 6], (6, 5), 3), Sequences(nn.LSTM(5, 4, batch_first=True))
     given = {"dtype": torch.float64, "init": "given"}
     stacked = simulate(data, module, cross_entropy, engine="stacked", **given)
     loop = LoopClients(data, module, cross_entropy, **given)

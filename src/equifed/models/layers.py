@@ -1,14 +1,13 @@
 """Layers that engines put in place of torch's: dropout with an address, and plain products.
 
 The dropout mask of a sample is a function of its key alone, so clients and steps can come in any
-order. ``torch.func.vmap`` has no rule for the fused kernels of recurrent layers, and makes grouped
+order. ``torch.func.vmap`` has no rule for the fused kernel of an LSTM, and makes grouped
 convolutions, which GPUs are slow at: plain products give the same from the same parameters.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -177,13 +176,10 @@ def _second_axis(module: nn.Module) -> set[nn.Module]:
 
 
 def write_out(module: nn.Module, convolutions: bool = False) -> None:
-    """Let torch's own recurrent layers, attention, and convolutions if asked, be plain products."""
+    """Let torch's own LSTMs, attention, and convolutions if asked, be plain products."""
     for part in module.modules():
-        plain = isinstance(part, nn.RNNBase) and (part.dropout == 0 or part.num_layers == 1)
-        if type(part) is nn.LSTM and part.proj_size == 0 and plain:
-            part.__class__ = WrittenLSTM
-        elif type(part) is nn.GRU and plain:
-            part.__class__ = WrittenGRU
+        if type(part) is nn.LSTM and part.proj_size == 0 and not part.bidirectional:
+            part.__class__ = WrittenLSTM  # dropout between layers is refused
         elif type(part) is AddressedAttention:
             part.products = True
         elif convolutions and type(part) is nn.Conv2d and _is_simple(part):
@@ -195,79 +191,35 @@ def _is_simple(part: nn.Conv2d) -> bool:
     return whole and part.padding_mode == "zeros" and not isinstance(part.padding, str)
 
 
-class _Recurrent(nn.RNNBase):
-    """Layers and directions of a recurrent network, one product per step."""
-
-    states = 1
+class WrittenLSTM(nn.LSTM):
+    """``nn.LSTM`` by plain products, one per step."""
 
     def forward(self, inputs: Any, start: Any = None) -> Any:
-        """Return the states of all steps, and the last ones of every layer and direction."""
+        """Return the states of all steps, and the last ones of every layer."""
         if isinstance(inputs, PackedSequence) or inputs.dim() != 3:
             raise ValueError(
-                f"{type(self).__bases__[-1].__name__} of packed or unbatched sequences cannot be "
-                "batched over clients; use engine='loop'."
+                "LSTM of packed or unbatched sequences cannot be batched over clients; use "
+                "engine='loop'."
             )
         hidden = inputs.transpose(0, 1) if self.batch_first else inputs
-        begins = self._begins(hidden, start)
-        ends: list[list[Tensor]] = []
-        for layer in range(self.num_layers):
-            outputs = []
-            for reverse in range(1 + self.bidirectional):
-                begin = [s[len(ends)] for s in begins]
-                seen, end = self._run(hidden, begin, f"_l{layer}{'_reverse' * reverse}", reverse)
-                outputs.append(seen)
-                ends.append(end)
-            hidden = torch.cat(outputs, dim=2)
+        if start is None:
+            start = (hidden.new_zeros(self.num_layers, hidden.shape[1], self.hidden_size),) * 2
+        ends = []
+        for layer, (state, cell) in enumerate(zip(*start, strict=True)):
+            inner, outer = (
+                (getattr(self, f"weight_{k}_l{layer}"), getattr(self, f"bias_{k}_l{layer}", None))
+                for k in ("ih", "hh")
+            )
+            seen = []
+            for gate in F.linear(hidden, *inner).unbind(0):  # all steps in one product
+                i, f, g, o = (gate + F.linear(state, *outer)).chunk(4, dim=-1)
+                cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+                state = torch.sigmoid(o) * torch.tanh(cell)
+                seen.append(state)
+            hidden = torch.stack(seen)
+            ends.append((state, cell))
         last = tuple(torch.stack(each) for each in zip(*ends, strict=True))
-        out = hidden.transpose(0, 1) if self.batch_first else hidden
-        return out, last if self.states > 1 else last[0]
-
-    def _begins(self, hidden: Tensor, start: Any) -> tuple[Tensor, ...]:
-        if start is not None:
-            return tuple(start) if self.states > 1 else (start,)
-        rows = self.num_layers * (1 + self.bidirectional)
-        return (hidden.new_zeros(rows, hidden.shape[1], self.hidden_size),) * self.states
-
-    def _run(
-        self, inputs: Tensor, state: list[Tensor], name: str, reverse: int
-    ) -> tuple[Tensor, list[Tensor]]:
-        first, second = (
-            (getattr(self, f"weight_{k}{name}"), getattr(self, f"bias_{k}{name}", None))
-            for k in ("ih", "hh")
-        )
-        gates = F.linear(inputs, *first).unbind(0)  # all steps in one product
-        seen = []
-        for gate in reversed(gates) if reverse else gates:
-            state = self.step(gate, F.linear(state[0], *second), state)
-            seen.append(state[0])
-        return torch.stack(seen[::-1] if reverse else seen), state
-
-    @abstractmethod
-    def step(self, gate: Tensor, recurrent: Tensor, state: list[Tensor]) -> list[Tensor]:
-        """Return the next state: hidden, and the cell of an LSTM."""
-
-
-class WrittenLSTM(_Recurrent, nn.LSTM):
-    """``nn.LSTM`` by plain products."""
-
-    states = 2
-
-    @override
-    def step(self, gate: Tensor, recurrent: Tensor, state: list[Tensor]) -> list[Tensor]:
-        i, f, g, o = (gate + recurrent).chunk(4, dim=-1)
-        cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
-        return [torch.sigmoid(o) * torch.tanh(cell), cell]
-
-
-class WrittenGRU(_Recurrent, nn.GRU):
-    """``nn.GRU`` by plain products."""
-
-    @override
-    def step(self, gate: Tensor, recurrent: Tensor, state: list[Tensor]) -> list[Tensor]:
-        (r, z, n), (other_r, other_z, other_n) = gate.chunk(3, dim=-1), recurrent.chunk(3, dim=-1)
-        reset, update = torch.sigmoid(r + other_r), torch.sigmoid(z + other_z)
-        new = torch.tanh(n + reset * other_n)
-        return [new + update * (state[0] - new)]
+        return hidden.transpose(0, 1) if self.batch_first else hidden, last
 
 
 class WrittenConv2d(nn.Conv2d):
