@@ -28,18 +28,13 @@ FEW = 2
 """Samples of which features are made twice: with those beside them, and without."""
 ROUNDING = 1e-2
 """What products in other shapes may differ by, also in bf16."""
+CHUNK = 1024
+"""Samples that go through a module at a time."""
 CHUNK_BYTES = 1 << 27
 """Target size of the whole gradients of one chunk of samples; only chosen coordinates are kept."""
 
 
-def features(
-    module: nn.Module,
-    data: Federation,
-    layer: str | None = None,
-    *,
-    device: str | torch.device = "cpu",
-    chunk: int = 1024,
-) -> Federation:
+def features(module: nn.Module, data: Federation, layer: str | None = None) -> Federation:
     """Return the federation with a module's features in place of its inputs.
 
     A linear head on them is a convex problem: SCAFF-PD solves it and proves it. Clients, targets,
@@ -49,14 +44,12 @@ def features(
     Parameters
     ----------
     module : nn.Module
-        Trained or pretrained; takes a batch of the federation's inputs.
+        Trained or pretrained; takes a batch of the federation's inputs, on its own device.
     data : Federation
         The samples.
     layer : str, optional
         Name of the part (``module.named_modules()``) whose output is taken; None is the module's
         own output. What has several axes per sample is flattened.
-    device, chunk
-        Where, and how many samples at a time.
 
     Examples
     --------
@@ -66,26 +59,20 @@ def features(
     >>> features(net, data, layer="1").input_shape
     (5,)
     """
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1 sample, got {chunk}.")
     parts = dict(module.named_modules())
     if layer is not None and layer not in parts:
         known = ", ".join(name for name in parts if name)
         raise ValueError(f"The module has no layer {layer!r}; it has {known or 'none'}.")
     part = module if layer is None else parts[layer]
     which = "The module" if layer is None else f"Layer {layer!r}"
-    home = next((p.device for p in module.parameters()), torch.device("cpu"))
     modes = [(one, one.training) for one in module.modules()]
     try:
-        module.eval().to(device)
-        made = {
-            label: _compute(module, part, which, split.inputs, device, chunk)
-            for label, split in data.splits().items()
-        }
+        module.eval()
+        splits = data.splits().items()
+        made = {label: _compute(module, part, which, split.inputs) for label, split in splits}
     finally:
         for one, training in modes:
             one.training = training
-        module.to(home)
     about = f"{type(module).__name__}, {'output' if layer is None else f'layer {layer}'}"
     return _with_features(data, made, "features", about)
 
@@ -97,26 +84,23 @@ def _with_features(
     return replace(data.with_inputs(made), name=f"{data.name}, {name}", source=source)
 
 
-def _compute(
-    module: nn.Module, part: nn.Module, which: str, inputs: NDArray[Any],
-    device: str | torch.device, chunk: int,
-) -> NDArray[Any]:  # fmt: skip
+def _compute(module: nn.Module, part: nn.Module, which: str, inputs: NDArray[Any]) -> NDArray[Any]:
     """Return the features of all samples, chunk after chunk; a few are made twice."""
-    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    like = next(module.parameters(), torch.zeros(()))
 
     def run(samples: NDArray[Any]) -> NDArray[Any]:
         caught: list[Any] = []
         hook = part.register_forward_hook(lambda _m, _i, out: caught.append(out))
         try:
-            given = as_data(samples, dtype, device)
+            given = as_data(samples, like.dtype, like.device)
             with torch.no_grad(), explain_inputs(module, given):
                 module(given)
         finally:
             hook.remove()
         return _rows(caught, len(samples), which)
 
-    out = [run(inputs[first : first + chunk]) for first in range(0, max(len(inputs), 1), chunk)]
-    found, again = out[0][:FEW], run(inputs[: min(FEW, chunk)])
+    out = [run(inputs[first : first + CHUNK]) for first in range(0, max(len(inputs), 1), CHUNK)]
+    found, again = out[0][:FEW], run(inputs[:FEW])
     size = float(np.abs(found).max(initial=0.0))
     if not np.allclose(found, again, rtol=ROUNDING, atol=ROUNDING * size):
         raise ValueError(
