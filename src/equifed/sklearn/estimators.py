@@ -346,7 +346,8 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the most probable class of every row."""
-        return np.asarray(self.classes_[most_likely(self.decision_function(X, clients))])
+        chosen = most_likely(self.decision_function(X, clients))
+        return np.asarray(self.classes_[chosen])
 
 
 class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]

@@ -29,6 +29,7 @@ from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.runs.build import resolve_algorithm
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.schema import Checker, choose, settings
+from equifed.steps.metric import step_exactly
 from equifed.training.history import History
 
 Array = NDArray[Any]
@@ -126,28 +127,13 @@ class Newton:
     def _weights(
         self, losses: Losses, gradients: ClientVectors, root: Vector, start: Weights
     ) -> Weights:
-        """Return the weights of the second line, by accelerated proximal steps with restarts."""
+        """Return the weights of the second line."""
         n = len(losses)
-        if n == 1:
-            return start
         inside = torch.stack([gradients.weighted_sum(row) for row in np.eye(n)]) @ root
         coupling = (inside @ inside.T).cpu().numpy()
-        steepest = float(np.linalg.eigvalsh(coupling)[-1])
-        if not steepest > 0:
-            return self.objective.weights(losses)
-        step, w, ahead, momentum = 1 / steepest, start, start, 1.0
-        for _ in range(DUAL_STEPS):
-            new = self.objective.prox(ahead + step * (losses - coupling @ ahead), step)
-            if float((ahead - new) @ (new - w)) > 0:
-                momentum, ahead = 1.0, new  # it has overshot
-            else:
-                following = 0.5 + np.sqrt(0.25 + momentum**2)
-                ahead = new + (momentum - 1) / following * (new - w)
-                momentum = following
-            w, moved = new, float(np.abs(new - w).max())
-            if moved <= 1e-14:
-                break
-        return w
+        if n == 1 or not coupling.any():
+            return start if n == 1 else self.objective.weights(losses)
+        return step_exactly(self.objective, losses, coupling, start, 1.0, 0.0, DUAL_STEPS)[0]
 
     def _step(
         self, clients: Clients, x: Vector, direction: Vector, value: float, promised: float,
