@@ -228,7 +228,7 @@ def test_one_key_serves_one_node(tmp_path: Path) -> None:
 def test_every_private_name_of_flwr_is_as_we_use_it() -> None:
     changed = flwr_private.find_changes(flwr_private.USED | flwr_private.USED_BY_SERVER)
     assert not changed, f"this flwr changed what src/equifed/flower/flwr_private.py uses: {changed}"
-    wrong = {"flwr.supercore.heartbeat:HeartbeatSender": ("heart",), "flwr.gone:x": ()}
+    wrong = {"flwr.supercore.heartbeat:HeartbeatSender": "heart", "flwr.gone:x": ""}
     assert flwr_private.find_changes(wrong) == [
         "flwr.supercore.heartbeat:HeartbeatSender takes no 'heart' any more",
         "flwr.gone:x is gone",

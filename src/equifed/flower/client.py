@@ -28,7 +28,7 @@ from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
 from equifed.flower.hidden_fit import find_names, to_vector
 from equifed.flower.memory import LostPart, Memory
-from equifed.flower.secure.masking import Identity, Masking, Signer
+from equifed.flower.secure.masking import STEPS, Identity, Masking, Signer
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
 from equifed.flower.site import (
@@ -48,9 +48,6 @@ from equifed.training.tables import package_versions
 
 LoadData = Callable[[Context], Any]
 """The user's function; see :func:`to_federation` for its result."""
-
-MASKING = ("keys", "shares", "boxes", "unmask")
-"""Steps of hidden sums, which need no model."""
 
 FAR = 3.0
 """Deviations of the other sites by which a site's mean must lie apart to be told."""
@@ -146,7 +143,7 @@ def answer_message(
         return Reply("", "", "", who, error="request", text=str(error))
 
     def refuse(kind: str, text: str) -> Reply:
-        return Reply(request.op, request.run, request.tag, who, error=kind, text=text)
+        return request.reply(who, error=kind, text=text)
 
     try:
         (policy or Policy()).check_request(request.op, count_bytes(message.content))
@@ -154,7 +151,7 @@ def answer_message(
         return refuse("refused", str(error))
     if request.op == "notice":
         log.warning("equifed: the server says: %s", str(request.args.get("text", ""))[:500])
-        return Reply(request.op, request.run, request.tag, who)
+        return request.reply(who)
     try:
         client = load()
     except Exception as error:
@@ -270,14 +267,14 @@ class TableClient:
         """Answer what belongs to the preparation; None where a prepared client is asked."""
         memory = Memory(self.root, request.run, self.name)
         fitted = bool(memory.read_record("preparation"))
-        if request.op in MASKING and not fitted:  # they need no model
-            return self._answer_masking(request, memory)
+        if request.op in STEPS and not fitted:  # they need no model
+            return request.reply(self._masking(request, memory).take_step(request.op))
         if request.op == "prepare":
             return self._answer_question(request, memory)
         if request.op == "statistics":
             self.policy.check_plan({}, self.data.table.sizes["train"])
             shown = self.policy.show_by_name
-            return _reply(request, {"statistics": describe_table(self.data.table, shown)})
+            return request.reply({"statistics": describe_table(self.data.table, shown)})
         if request.op == "hello" and "preparation" in request.args:
             told = request.args["preparation"]
             Preparation.from_json(told)  # refuses what is none
@@ -315,8 +312,7 @@ class TableClient:
         digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
         shape = (len(names),), settings.dtype, (), "float64"
         schema = Schema(*shape, None, digest, shorten_names(names))
-        return _reply(
-            request,
+        return request.reply(
             {
                 "name": self.name,
                 "partition": self.partition,
@@ -339,12 +335,6 @@ class TableClient:
         signer = Signer(self.identity, request.run, self.name)
         return Masking(memory, request.args["mask"], request.client, signer)
 
-    def _answer_masking(self, request: Request, memory: Memory) -> Reply:
-        masking = self._masking(request, memory)
-        steps = {"keys": masking.publish, "shares": masking.share, "unmask": masking.unmask}
-        steps["boxes"] = masking.check_boxes
-        return _reply(request, steps[request.op]())
-
     def _answer_question(self, request: Request, memory: Memory) -> Reply:
         """Answer one question of the fit."""
         asked = request.args["asked"]
@@ -354,13 +344,13 @@ class TableClient:
         named = asked["stage"] in ("names", "counts")
         answer = self.data.table.answer({**asked, "stage": "sums"} if named else asked)
         if asked["stage"] == "names":
-            return _reply(request, {"names": find_names(asked, answer)})
+            return request.reply({"names": find_names(asked, answer)})
         vector = to_vector(asked, answer)
         if "mask" in request.args:
             masked = self._masking(request, memory).mask(vector, _name_question(asked), 0)
-            return _reply(request, {}, {"masked": masked})
+            return request.reply({}, {"masked": masked})
         self.policy.allow_clear()
-        return _reply(request, {}, {"vector": vector})
+        return request.reply({}, {"vector": vector})
 
 
 def find_far(data: SiteData, totals: Mapping[str, Any]) -> list[str]:
@@ -394,7 +384,3 @@ def find_far(data: SiteData, totals: Mapping[str, Any]) -> list[str]:
 def _name_question(asked: Mapping[str, Any]) -> str:
     """Name a question: sums of its answers over nearly the same sites must not both be opened."""
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _reply(request: Request, numbers: dict[str, Any], arrays: Any = None) -> Reply:
-    return Reply(request.op, request.run, request.tag, numbers, arrays or {})

@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import Message
 
@@ -80,32 +81,19 @@ class Counter:
             self.work.sent += sent
             self.work.received += received
 
-    def close_work(self) -> Ledger:
-        """Return what the last request cost, and begin anew."""
+    def close(self, purpose: Literal["work", "keeping"]) -> Ledger:
+        """Return what was counted for a purpose, and begin anew."""
         with self._lock:
-            closed, self.work = self.work, Ledger()
-        return closed
-
-    def close_keeping(self) -> Ledger:
-        """Return what keeping the connection cost since the last call."""
-        with self._lock:
-            closed, self.keeping = self.keeping, Ledger()
+            closed: Ledger = getattr(self, purpose)
+            setattr(self, purpose, Ledger())
         return closed
 
 
 class Fleet:
-    """The connection of one node to a SuperLink, on Flower's own client.
+    """The connection of one node to the SuperLink at ``HOST:PORT``, on Flower's own client.
 
-    Parameters
-    ----------
-    address : str
-        ``HOST:PORT`` of the SuperLink.
-    root_certificates : bytes, optional
-        CA certificates in PEM; None: no TLS.
-    key : EllipticCurvePrivateKey, optional
-        The node's key; None: one for this process alone, which an open SuperLink registers.
-    counter : Counter, optional
-        Where the bytes are counted.
+    Without ``root_certificates`` (PEM) there is no TLS; without a ``key`` the node has one for this
+    process alone, which an open SuperLink registers.
     """
 
     def __init__(
@@ -133,13 +121,7 @@ class Fleet:
         self._heartbeats: Any = None
 
     def open(self) -> int:
-        """Become a node of the federation and return the node's number.
-
-        Raises
-        ------
-        FleetError
-            With the cause: not reachable, not trusted, key not registered, key in use.
-        """
+        """Become a node of the federation and return its number, or raise :class:`FleetError`."""
         interval = use("HEARTBEAT_DEFAULT_INTERVAL")
         try:
             if self._registers:
@@ -317,18 +299,17 @@ def explain_transport(address: str, text: str) -> str:
     >>> explain_transport("fl:1", "certificate verify failed: certificate has expired")
     'the certificate of fl:1 has expired: its owner must renew it'
     """
-    words = text.lower()
-    if "expired" in words:
-        return f"the certificate of {address} has expired: its owner must renew it"
-    if "not yet valid" in words:
-        return f"the certificate of {address} is not valid yet: compare the clocks"
-    if "mismatch" in words or "not valid for" in words:
-        return f"the certificate of {address} is for another address"
-    if "self-signed" in words or "self signed" in words or "local issuer" in words:
-        return f"the certificate of {address} was issued by another authority than the given one"
-    if "ssl" in words or "tls" in words or "certificate" in words:
-        return f"{address} does not answer with TLS as expected"
-    return f"{address} cannot be reached"
+    certificate = f"the certificate of {address}"
+    known = {
+        "expired": f"{certificate} has expired: its owner must renew it",
+        "not yet valid": f"{certificate} is not valid yet: compare the clocks",
+        "mismatch|not valid for": f"{certificate} is for another address",
+        "self.signed|local issuer": f"{certificate} was issued by another authority than the given "
+        "one",
+        "ssl|tls|certificate": f"{address} does not answer with TLS as expected",
+    }
+    found = (told for words, told in known.items() if re.search(words, text.lower()))
+    return next(found, f"{address} cannot be reached")
 
 
 def _read_code(error: Exception) -> int | None:
@@ -348,18 +329,11 @@ class AuditError(OSError):
 
 
 class Audit:
-    """Appends to a file that its owner alone may read.
+    """Appends to a file that its owner alone may read: one line of JSON for each request.
 
     ``bytes_in`` and ``bytes_out`` are the bodies of every HTTP request and response that the node
     exchanged with the SuperLink for that line: a recording proxy counts the same. Polls and signs
     of life between requests are on lines of their own (``"event": "idle"``).
-
-    Parameters
-    ----------
-    path : Path
-        The file; it is made if it is not there.
-    site : str
-        Who writes.
     """
 
     def __init__(self, path: Path, site: str) -> None:

@@ -20,101 +20,78 @@ from flwr.serverapp import Grid
 BACKOFF = 0.02
 """Seconds until an object that was announced but is not there yet is asked for again."""
 
-INFLATABLE = "flwr.supercore.inflatable."
-PROTOBUF = f"{INFLATABLE}inflatable_protobuf_utils:"
-USED: dict[str, tuple[str, ...]] = {
-    "flwr.supernode.fleet_http_client:FleetHttpClient.from_server_address": (
-        "server_address",
-        "insecure",
-        "root_certificates",
-        "interceptors",
+SUPERNODE, SUPERCORE, PROTO = "flwr.supernode", "flwr.supercore", "flwr.proto"
+FLEET = f"{SUPERNODE}.fleet_http_client:FleetHttpClient"
+RUNTIME = f"{SUPERCORE}.interceptors.http.runtime_version"
+INFLATABLE = f"{SUPERCORE}.inflatable.inflatable"
+USED: dict[str, str] = {
+    f"{FLEET}.from_server_address": "server_address insecure root_certificates interceptors",
+    f"{FLEET}.RegisterNode": "request",
+    f"{FLEET}.ActivateNode": "request",
+    f"{FLEET}.DeactivateNode": "request",
+    f"{FLEET}.UnregisterNode": "request",
+    f"{FLEET}.SendNodeHeartbeat": "request",
+    f"{FLEET}.PullMessages": "request",
+    f"{FLEET}.PushMessages": "request",
+    f"{FLEET}.PullObject": "request",
+    f"{FLEET}.PushObject": "request",
+    f"{FLEET}.ConfirmMessageReceived": "request",
+    f"{SUPERNODE}.node_auth_http_interceptor:NodeAuthHttpInterceptor": "private_key public_key",
+    f"{RUNTIME}:RuntimeVersionHttpInterceptor": "component_name",
+    f"{SUPERCORE}.heartbeat:HeartbeatSender": "heartbeat_fn",
+    f"{SUPERCORE}.error:FlowerError.from_json": "",
+    f"{SUPERCORE}.primitives.asymmetric:generate_key_pairs": "",
+    f"{SUPERCORE}.primitives.asymmetric:public_key_to_bytes": "public_key",
+    f"{SUPERCORE}.task_identity:TaskIdentity": "",
+    "flwr.common.config:parse_config_args": "config",
+    "flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL": "",
+    "flwr.common.serde:message_from_proto": "message_proto",
+    "flwr.common.serde:message_to_proto": "message",
+    "flwr.app.message:remove_content_from_message": "message",
+    f"{INFLATABLE}_protobuf_utils:make_pull_object_fn_protobuf": "pull_object_protobuf node run_id",
+    f"{INFLATABLE}_protobuf_utils:make_push_object_fn_protobuf": (
+        "push_object_protobuf node run_id session_id"
     ),
-    **{
-        f"flwr.supernode.fleet_http_client:FleetHttpClient.{name}": ("request",)
-        for name in (
-            "RegisterNode",
-            "ActivateNode",
-            "DeactivateNode",
-            "UnregisterNode",
-            "SendNodeHeartbeat",
-            "PullMessages",
-            "PushMessages",
-            "PullObject",
-            "PushObject",
-            "ConfirmMessageReceived",
-        )
-    },
-    "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor": (
-        "private_key",
-        "public_key",
+    f"{INFLATABLE}_utils:pull_objects": (
+        "object_ids pull_object_fn max_time initial_backoff backoff_cap"
     ),
-    "flwr.supercore.interceptors.http.runtime_version:RuntimeVersionHttpInterceptor": (
-        "component_name",
+    f"{INFLATABLE}_utils:push_object_contents_from_iterable": "object_contents push_object_fn",
+    f"{INFLATABLE}_utils:inflate_object_from_contents": (
+        "object_id object_contents keep_object_contents"
     ),
-    "flwr.supercore.heartbeat:HeartbeatSender": ("heartbeat_fn",),
-    "flwr.supercore.error:FlowerError.from_json": (),
-    "flwr.supercore.primitives.asymmetric:generate_key_pairs": (),
-    "flwr.supercore.primitives.asymmetric:public_key_to_bytes": ("public_key",),
-    "flwr.supercore.task_identity:TaskIdentity": (),
-    "flwr.common.config:parse_config_args": ("config",),
-    "flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL": (),
-    "flwr.common.serde:message_from_proto": ("message_proto",),
-    "flwr.common.serde:message_to_proto": ("message",),
-    "flwr.app.message:remove_content_from_message": ("message",),
-    f"{PROTOBUF}make_pull_object_fn_protobuf": ("pull_object_protobuf", "node", "run_id"),
-    f"{PROTOBUF}make_push_object_fn_protobuf": (
-        "push_object_protobuf",
-        "node",
-        "run_id",
-        "session_id",
-    ),
-    f"{INFLATABLE}inflatable_utils:pull_objects": (
-        "object_ids",
-        "pull_object_fn",
-        "max_time",
-        "initial_backoff",
-        "backoff_cap",
-    ),
-    f"{INFLATABLE}inflatable_utils:push_object_contents_from_iterable": (
-        "object_contents",
-        "push_object_fn",
-    ),
-    f"{INFLATABLE}inflatable_utils:inflate_object_from_contents": (
-        "object_id",
-        "object_contents",
-        "keep_object_contents",
-    ),
-    f"{INFLATABLE}inflatable_object:get_all_nested_objects": ("obj",),
-    f"{INFLATABLE}inflatable_object:get_object_tree": ("obj",),
-    f"{INFLATABLE}inflatable_object:iterate_object_tree": ("tree",),
-    f"{INFLATABLE}inflatable_object:no_object_id_recompute": (),
-    "flwr.proto.fleet_pb2:RegisterNodeFleetRequest": (),
-    "flwr.proto.fleet_pb2:ActivateNodeRequest": (),
-    "flwr.proto.fleet_pb2:DeactivateNodeRequest": (),
-    "flwr.proto.fleet_pb2:UnregisterNodeFleetRequest": (),
-    "flwr.proto.fleet_pb2:PullMessagesRequest": (),
-    "flwr.proto.fleet_pb2:PushMessagesRequest": (),
-    "flwr.proto.heartbeat_pb2:SendNodeHeartbeatRequest": (),
-    "flwr.proto.message_pb2:ConfirmMessageReceivedRequest": (),
-    "flwr.proto.message_pb2:ObjectTree": (),
-    "flwr.proto.node_pb2:Node": (),
+    f"{INFLATABLE}_object:get_all_nested_objects": "obj",
+    f"{INFLATABLE}_object:get_object_tree": "obj",
+    f"{INFLATABLE}_object:iterate_object_tree": "tree",
+    f"{INFLATABLE}_object:no_object_id_recompute": "",
+    f"{PROTO}.fleet_pb2:RegisterNodeFleetRequest": "",
+    f"{PROTO}.fleet_pb2:ActivateNodeRequest": "",
+    f"{PROTO}.fleet_pb2:DeactivateNodeRequest": "",
+    f"{PROTO}.fleet_pb2:UnregisterNodeFleetRequest": "",
+    f"{PROTO}.fleet_pb2:PullMessagesRequest": "",
+    f"{PROTO}.fleet_pb2:PushMessagesRequest": "",
+    f"{PROTO}.heartbeat_pb2:SendNodeHeartbeatRequest": "",
+    f"{PROTO}.message_pb2:ConfirmMessageReceivedRequest": "",
+    f"{PROTO}.message_pb2:ObjectTree": "",
+    f"{PROTO}.node_pb2:Node": "",
 }
 """Private names of flwr, ``module:name``, and the parameters that are given to them."""
 
-USED_BY_SERVER: dict[str, tuple[str, ...]] = {
-    "flwr.superlink.grid.http_grid:HttpGrid._runtime_client": (),
-    "flwr.proto.runtime_pb2:PullAppMessagesRequest": (),
+USED_BY_SERVER: dict[str, str] = {
+    "flwr.superlink.grid.http_grid:HttpGrid._runtime_client": "",
+    f"{PROTO}.runtime_pb2:PullAppMessagesRequest": "",
 }
 """Those that only a server needs, and that take long to import."""
 
 
-def find_changes(used: Mapping[str, tuple[str, ...]] = USED) -> list[str]:
+def find_changes(used: Mapping[str, str] = USED) -> list[str]:
     """Return what this flwr does not have, or takes otherwise: one line for each private name.
 
-    >>> find_changes({"flwr.app:Message": (), "flwr.app:Massage": ()})
+    >>> find_changes({"flwr.app:Message": "", "flwr.app:Massage": ""})
     ['flwr.app:Massage is gone']
     """
-    return [line for symbol, parameters in used.items() for line in _compare(symbol, parameters)]
+    return [
+        line for symbol, parameters in used.items() for line in _compare(symbol, parameters.split())
+    ]
 
 
 def _compare(symbol: str, parameters: Iterable[str]) -> list[str]:

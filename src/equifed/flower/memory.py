@@ -43,17 +43,7 @@ class LostPart(RuntimeError):
 
 
 class Memory:
-    """Vectors and small records of one client in one run.
-
-    Parameters
-    ----------
-    root : Path
-        Folder of all memories on this machine.
-    run : str
-        Identity of the equifed run.
-    client : str
-        Name of the client.
-    """
+    """Vectors and small records of one client in one run; ``root`` is the folder of all."""
 
     def __init__(self, root: Path, run: str, client: str) -> None:
         self.folder = root / _name(run) / _name(client)
@@ -84,13 +74,7 @@ class Memory:
         self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})
 
     def own_before(self, round: int) -> NDArray[Any] | None:
-        """Return the own part after the last round before another one; None: there was none.
-
-        Raises
-        ------
-        LostPart
-            If it cannot be read any more.
-        """
+        """Return the own part after the last round before another one; None: there was none."""
         earlier = [r for r in self._own_rounds() if r < round]
         if not earlier:
             return None

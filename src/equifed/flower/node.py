@@ -34,7 +34,7 @@ from equifed.flower.fleet import (
 )
 from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
 from equifed.flower.site import Policy, Site, SiteError, name_site, read_site
-from equifed.flower.wire import OPERATIONS, REFUSED, Reply, Request, WireError
+from equifed.flower.wire import OPERATIONS, REFUSED, Request, WireError
 
 SHORTEST, LONGEST = 0.1, 2.0
 """Seconds between two polls: a tenth of the time that the node has been idle, within these."""
@@ -88,7 +88,7 @@ class Node:
             log.info("equifed: the node ends")
         finally:
             self.work.stop()
-            self.audit.write("stopped", self.counter.close_keeping())
+            self.audit.write("stopped", self.counter.close("keeping"))
             self.audit.close()
 
     def _connect_again_and_again(self) -> None:
@@ -137,12 +137,12 @@ class Node:
             try:
                 got = fleet.receive()
             except RunOver:
-                self.audit.write("run is over", self.counter.close_work())
+                self.audit.write("run is over", self.counter.close("work"))
                 continue
             now = time.monotonic()
             if got is None:
                 if now - said > IDLE_LINE:
-                    self.audit.write("idle", self.counter.close_keeping())
+                    self.audit.write("idle", self.counter.close("keeping"))
                     said = now
                 time.sleep(min(LONGEST, max(SHORTEST, 0.1 * (now - idle))))
                 continue
@@ -170,7 +170,7 @@ class Node:
             told["error"] = f"not answered ({type(error).__name__})"
         finally:
             took = round(time.monotonic() - began, 4)
-            self.audit.write("request", self.counter.close_work(), **told, seconds=took)
+            self.audit.write("request", self.counter.close("work"), **told, seconds=took)
 
     def _do(
         self, run: int, node: int, seconds: float, parcel: Parcel, message: Message
@@ -193,9 +193,8 @@ class Node:
             return told, self.work.answer(run, node, parcel, most, "this site allows")
         except WorkFailed as error:
             log.error("equifed: %s", error)
-            who = {"name": self.name}
             kind = "refused" if error.refused else "failed"
-            failed = Reply(request.op, request.run, request.tag, who, error=kind, text=str(error))
+            failed = request.reply({"name": self.name}, error=kind, text=str(error))
             return told, Parcel.of(Message(failed.to_records(), reply_to=message))
 
 

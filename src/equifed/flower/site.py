@@ -30,16 +30,10 @@ class SiteError(ValueError):
 
 @dataclass(frozen=True)
 class Site:
-    """The app that a site installed, and the settings of its node.
+    """The app that a site installed, and the settings of its node (see :func:`read_site`).
 
-    Parameters
-    ----------
-    app : str
-        Folder of a Flower app (its ``pyproject.toml`` names the client), or ``module:name`` of a
-        ``ClientApp`` that can be imported.
-    settings : dict
-        The node's settings: ``name``, ``data``, ``memory``, ``privacy``, ``policy``, ``results``,
-        ``site`` (a file with such settings) and what the app reads.
+    ``app`` is the folder of a Flower app (its ``pyproject.toml`` names the client), or
+    ``module:name`` of a ``ClientApp`` that can be imported.
     """
 
     app: str

@@ -106,22 +106,10 @@ class TableSettings:
 
 @dataclass(frozen=True)
 class SiteTable:
-    """The usable rows of one client's table.
+    """The usable rows of one client's table, by agreed column name, with the split of each row.
 
-    Parameters
-    ----------
-    name : str
-        The client.
-    columns : dict of lists
-        Its rows by agreed column name, without those that lack a target.
-    part : array of str
-        The split of each row.
-    request : TableRequest
-        What all clients agreed on: target, features, preparation, what is held out.
-    features : tuple of str
-        Columns that features come from.
-    told : tuple of str
-        What became of rows that could not be used.
+    ``request`` is what all clients agreed on, ``features`` are the columns that features come from,
+    ``told`` says what became of rows that could not be used.
     """
 
     name: str
@@ -139,19 +127,10 @@ class SiteTable:
         request: TableRequest,
         titles: Mapping[str, str] | None = None,
     ) -> SiteTable:
-        """Read a site's table.
+        """Read a table as :meth:`equifed.Federation.from_table` takes it.
 
-        Parameters
-        ----------
-        table : path, DataFrame, pyarrow.Table or mapping of columns
-            As for :meth:`equifed.Federation.from_table`; a column with the client's name is not
-            needed, and refused if it names others.
-        name : str
-            The client.
-        request : TableRequest
-            What all clients agreed on.
-        titles : mapping, optional
-            Agreed column name to the column's title in this table, where they differ.
+        A column with the client's name is not needed, and refused if it names others; ``titles``
+        maps agreed column names to the titles in this table, where they differ.
         """
         with naming(name):
             columns = _rename(read_columns(table), titles or {})

@@ -35,20 +35,9 @@ def describe_sum(messenger: Messenger, kind: str, x: Tensor, weights: Weights) -
 class FlowerVectors(ClientVectors):
     """One vector per client, on the clients; under privacy "none" the server has them too.
 
-    Parameters
-    ----------
-    messenger : Messenger
-        Reaches those whose vectors these are.
-    keys : sequence of str
-        Under which key each of them keeps its vector; "" stands for zero.
-    rows : Tensor (n, d), optional
-        The vectors, where the server was given them.
-    remake : callable, optional
-        How to compute the vectors again on clients that lost them.
-    source : RequestedWork, optional
-        Local work that these vectors are the result of, if it may not have been asked for yet.
-    x : Tensor, optional
-        The model that they belong to; a memory of earlier rounds has none.
+    ``keys`` say where each client keeps its own ("" stands for zero), ``rows`` are those the server
+    was given, ``remake`` computes them again where they were lost, ``source`` is local work that
+    may not have been asked for yet, ``x`` their model (a memory of earlier rounds has none).
     """
 
     def __init__(

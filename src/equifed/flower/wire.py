@@ -86,22 +86,10 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """What the server asks of one client.
+    """What the server asks of one client: plain values ``args`` and model-sized ``arrays``.
 
-    Parameters
-    ----------
-    op : str
-        One of :data:`OPERATIONS`.
-    run : str
-        Identity of the equifed run; it outlives a Flower run that had to be started again.
-    tag : str
-        Round, phase and try, for example ``round/3/gradient#0``.
-    client : int
-        Position of the client in the federation; -1 in a hello, which comes before there is one.
-    args : dict
-        Plain values.
-    arrays : dict of arrays
-        Model-sized values.
+    ``run`` outlives a Flower run that had to be started again; ``tag`` is round, phase and try, as
+    ``round/3/gradient#0``; ``client`` its position, -1 in a hello, which comes before there is one.
     """
 
     op: str
@@ -114,6 +102,15 @@ class Request:
     def to_records(self) -> RecordDict:
         """Return the content of a Flower message."""
         return _write(self)
+
+    def reply(
+        self,
+        numbers: dict[str, Any],
+        arrays: Mapping[str, NDArray[Any]] | None = None,
+        **error: str,
+    ) -> Reply:
+        """Return a reply to this request; ``error`` and ``text`` say why it is none."""
+        return Reply(self.op, self.run, self.tag, numbers, arrays or {}, **error)
 
     @classmethod
     def from_records(cls, content: RecordDict) -> Request:
@@ -185,8 +182,7 @@ def expect_number(
 ) -> float:
     """Return a number of a reply, or raise :class:`WireError` if a client cannot have got it.
 
-    ``dtype`` is the precision that it was computed in, which bounds it; ``least`` is what it cannot
-    be below.
+    It is within the range of the ``dtype`` that it was computed in, and not below ``least``.
 
     >>> expect_number("loss", 2)
     2.0

@@ -24,7 +24,7 @@ from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.memory import Memory
 from equifed.flower.questions import pack_blocks
 from equifed.flower.results import digest, keep_delivery, slug
-from equifed.flower.secure.masking import Identity, Masking, Signer
+from equifed.flower.secure.masking import STEPS, Identity, Masking, Signer
 from equifed.flower.site import Policy
 from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
@@ -87,6 +87,7 @@ class Worker:
 
     def answer(self) -> Reply:
         """Do what the request says."""
+        op = self.request.op
         operations: Mapping[str, Callable[[], Reply]] = {
             "hello": self.hello,
             "losses": self.losses,
@@ -100,12 +101,9 @@ class Worker:
             "metrics": self.metrics,
             "statistics": self.statistics,
             "deliver": self.deliver,
-            "keys": lambda: self._reply(self._masking().publish()),
-            "shares": lambda: self._reply(self._masking().share()),
-            "boxes": lambda: self._reply(self._masking().check_boxes()),
-            "unmask": lambda: self._reply(self._masking().unmask()),
+            **dict.fromkeys(STEPS, lambda: self.request.reply(self._masking().take_step(op))),
         }
-        reply = operations[self.request.op]()
+        reply = operations[op]()
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
         return reply
 
@@ -115,7 +113,7 @@ class Worker:
         policy.check_plan(self.args.get("plan", {}), len(self.federation.train))
         size, dtype = self._kind()
         policy.check_bytes("the model has", size * np.dtype(dtype).itemsize)
-        return self._reply(
+        return self.request.reply(
             {
                 "name": self.federation.names[0],
                 "partition": self.client.partition,
@@ -131,12 +129,12 @@ class Worker:
         """Return rows, labels and means, as far as the site shows them."""
         self.client.policy.check_plan({}, len(self.federation.train))
         shown = self.client.policy.show_by_name
-        return self._reply({"statistics": describe_arrays(self.federation, shown)})
+        return self.request.reply({"statistics": describe_arrays(self.federation, shown)})
 
     def losses(self) -> Reply:
         """Return f_i(x)."""
         losses = self.engine.losses(self._sent("x"), self._stream(), self.args["batch_size"])
-        return self._reply({"loss": float(losses[0])})
+        return self.request.reply({"loss": float(losses[0])})
 
     def gradient(self) -> Reply:
         """Return f_i(x), and keep the gradient or also send it."""
@@ -180,7 +178,9 @@ class Worker:
         vector = self._recall(key)
         if "minus" in self.args:
             vector = vector - self._recall(str(self.args["minus"]))
-        return self._reply({}, {"masked": self._masking().mask(vector, *self.memory.trace(key))})
+        return self.request.reply(
+            {}, {"masked": self._masking().mask(vector, *self.memory.trace(key))}
+        )
 
     def curvature(self) -> Reply:
         """Return this client's second derivatives, or their product with a thin matrix, packed."""
@@ -193,29 +193,29 @@ class Worker:
         packed = _array(pack_blocks(found.blocks, thin is not None).to(self.engine.model.dtype))
         if "mask" not in self.args:
             self.client.policy.allow_clear()
-            return self._reply({}, {"curvature": packed})
+            return self.request.reply({}, {"curvature": packed})
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
-        return self._reply({}, {"masked": self._masking().mask(packed, model, self.round)})
+        return self.request.reply({}, {"masked": self._masking().mask(packed, model, self.round)})
 
     def bounds(self) -> Reply:
         """Return what is certain of this client's curvature, as a simulation of all finds it."""
         model, clients = self.engine.model, int(self.args["clients"])
         known = known_curvature(model, clients, self.engine.inputs_of, [0])
         if isinstance(known, str) or not np.isfinite(known.smoothness[0]):
-            return self._reply({})
+            return self.request.reply({})
         least, largest = float(known.strong_convexity[0]), float(known.smoothness[0])
         bounds = {"smoothness": largest, "strong_convexity": least, "tight": known.tight}
-        return self._reply(bounds)
+        return self.request.reply(bounds)
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
         vectors = DenseVectors(self._tensor(self._recall(str(self.args["key"])))[None])
-        return self._reply({"norm": float(vectors.squared_norms()[0])})
+        return self.request.reply({"norm": float(vectors.squared_norms()[0])})
 
     def recall(self) -> Reply:
         """Return a kept vector in clear."""
         self.client.policy.allow_clear()
-        return self._reply({}, {"vector": self._recall(str(self.args["key"]))})
+        return self.request.reply({}, {"vector": self._recall(str(self.args["key"]))})
 
     def metrics(self) -> Reply:
         """Return the metrics of every split, and what single samples say if that is asked."""
@@ -226,10 +226,10 @@ class Worker:
             kept = {k: v for k, v in metrics.items() if k in ALWAYS or not np.isnan(v)}
             numbers[found.split] = {"size": int(found.sizes[0]), "metrics": kept}
         if not self.args["describe"]:
-            return self._reply({"splits": numbers})
+            return self.request.reply({"splits": numbers})
         told = self.engine.describe(x, splits[0], asked)
         own = None if told is None or told.clients[0] is None else told.clients[0].to_dict()
-        return self._reply({"splits": numbers, "detail": own})
+        return self.request.reply({"splits": numbers, "detail": own})
 
     def deliver(self) -> Reply:
         """Keep the model of a run that ended, with its card and this client's page."""
@@ -243,7 +243,7 @@ class Worker:
         if predictor.own:  # this site's model: with the own part that it has
             predictor = predictor.for_client(self.federation.names[0])
         checksum = keep_delivery(folder, self.request.run, predictor, self.args)
-        return self._reply({"checksum": checksum})
+        return self.request.reply({"checksum": checksum})
 
     # -- small parts ------------------------------------------------------------------------------
 
@@ -283,12 +283,6 @@ class Worker:
             raise WireError(f"no own part can be fitted here: {error}") from error
         return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in names]).to(x)
 
-    def _reply(
-        self, numbers: dict[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
-    ) -> Reply:
-        request = self.request
-        return Reply(request.op, request.run, request.tag, numbers, arrays or {})
-
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
         shorten = self.client.policy.shorten
@@ -298,12 +292,12 @@ class Worker:
             self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
         if self.args["give"]:
             self.client.policy.allow_clear()
-            return self._reply(numbers, rows)
+            return self.request.reply(numbers, rows)
         if "mask" in self.args:
             part = rows[str(self.args["mask"]["part"])]
             masked = self._masking().mask(part, model, self.round)
-            return self._reply(numbers, {"masked": masked})
-        return self._reply(numbers)
+            return self.request.reply(numbers, {"masked": masked})
+        return self.request.reply(numbers)
 
     def _control(self) -> DenseVectors | None:
         key = self.args["control"]

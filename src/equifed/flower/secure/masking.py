@@ -34,6 +34,9 @@ from equifed.flower.secure.ledger import are_apart
 from equifed.flower.secure.masks import Words, to_fixed
 from equifed.flower.secure.session import Epoch, Published, SecureError, from_hex, to_hex
 
+STEPS = ("keys", "shares", "boxes", "unmask")
+"""Requests of a secure sum besides that for the vector; they need no model."""
+
 REMEMBERED = 256
 """Sums that a client remembers to have helped to open."""
 
@@ -124,11 +127,13 @@ class Masking:
     def __init__(self, memory: Memory, args: dict[str, Any], own: int, signer: Signer) -> None:
         self.memory, self.args, self.own, self.signer = memory, args, own, signer
 
-    def mask(self, vector: NDArray[Any], model: str, round: int) -> Words:
-        """Return the vector times the client's public weight, in fixed point, under its masks.
+    def take_step(self, op: str) -> dict[str, Any]:
+        """Answer one of the :data:`STEPS`."""
+        steps = self.publish, self.share, self.check_boxes, self.unmask
+        return dict(zip(STEPS, steps, strict=True))[op]()
 
-        ``model`` and ``round`` are those that the vector comes from.
-        """
+    def mask(self, vector: NDArray[Any], model: str, round: int) -> Words:
+        """Return a vector of a model and round, times its public weight, under masks."""
         slot, parties = int(self.args["slot"]), self._agreed_parties()
         members = self._members(parties)
         scaled = np.asarray(vector, dtype=np.float64) * float(self.args["weight"])
