@@ -120,6 +120,34 @@ def test_assumption_8_holds_round_after_round() -> None:
         now = after
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.7])
+@pytest.mark.parametrize("phi", [0.0, 0.01])
+def test_proposition_20_keeps_models_near(phi: float, spread: float) -> None:
+    """The step is the largest for which its proof's factor of the squared distance shrinks.
+
+    |x' - x0|^2 <= (1 - 2 tau m + tau^2 + 3 tau^2 S) |x - x0|^2 + (1 + 3 tau^2) T + ..., with S the
+    squared Lipschitz constant of a sum and T <= S max_i |u_i - x|^2 (Appendix H); below
+    1 - tau m the distances stay bounded.
+    """
+    m, big = THEORY["strong_convexity"], THEORY["smoothness"]
+    problem = problem_of(RelativeFairness(phi))
+    size = problem.algorithm.objective.l1_norm(len(problem.clients.names))
+    assert SignedWeightSteps(**THEORY).start(problem).primal > 0
+    tau = SignedWeightSteps(**THEORY, spread=spread).start(problem).primal
+    pull = 0.5 * (m * (1 + (size - 1) / 2) - big * (size - 1) / 2)
+
+    def factor(tau: float) -> float:
+        square = (size * big) ** 2
+        drift = 48 * tau**2 * spread**2 + 12 * tau**2 * 2 * square  # of |u - x|^2 per |x - x0|^2
+        return 1 - 2 * tau * pull + tau**2 + 3 * tau**2 * square + (1 + 3 * tau**2) * square * drift
+
+    assert factor(tau) <= 1 - tau * pull and tau <= min(1.0, 1 / pull)
+    plain = SignedWeightSteps(**THEORY).start(problem).primal
+    assert tau < plain and factor(8 * tau) > 1 - 8 * tau * pull  # no shorter than needed
+    with pytest.raises(ValueError, match="use a smaller phi"), pytest.warns(UserWarning):
+        SignedWeightSteps(**THEORY, spread=spread).start(problem_of(RelativeFairness(0.5)))
+
+
 def test_a_set_beyond_assumption_8_is_warned_about_and_used() -> None:
     schedule, phi = SignedWeightSteps(**THEORY), 0.3
     with pytest.warns(UserWarning, match=r"\|Lambda\|_1 is .*1 \+ m/\(2M\)"):

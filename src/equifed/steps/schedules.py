@@ -145,7 +145,9 @@ class _Theory:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and not (value > 0 or (name == "noise" and value == 0)):
+            if value is not None and not (
+                value > 0 or (name in ("noise", "spread") and value == 0)
+            ):
                 raise ValueError(f"{name} must be positive, got {value}.")
 
     def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
@@ -286,15 +288,30 @@ class SignedWeightSteps(_Theory):
     (Theorem 3 prints 1 + 2 m / M; the stricter one is used). Beyond it there is a warning and
     gamma stays constant. Constants of a proof: safe and very slow.
 
+    With ``spread`` the models stay bounded without a set Theta (Proposition 20, which replaces
+    Assumption 7): :math:`\tau_0 \le \min(1, m'/C, 1/m')`, where
+
+    .. math:: C = \max\bigl(m',\ 1 + 3 |\Lambda|_1^2 M^2 + 96 |\Lambda|_1^2 M^2
+              (2 B^2 + |\Lambda|_1^2 M^2)\bigr), \qquad
+              m' = \tfrac12 \bigl(m \tfrac{|\Lambda|_1 + 1}{2} - M \tfrac{|\Lambda|_1 - 1}{2}\bigr)
+
+    is the constant of its proof for :math:`\tau_0 \le 1 \le \beta`, with the powers of
+    :math:`|\Lambda|_1` and M that Jensen's inequality gives (some are lost in print), and m' the
+    dissipativity of strongly convex losses (Assumption 9).
+
     Parameters
     ----------
     smoothness, strong_convexity
         M and m, of every client's loss.
     coupling, local_steps, balance
         As for :class:`AcceleratedSteps`.
+    spread : float, optional
+        B of Assumption 9: gradients of two minibatches at x differ by at most
+        :math:`B (1 + |x - x_0|)`; 0 for full gradients. None leaves Proposition 20 out.
     """
 
     balance: float = 1.0
+    spread: float | None = None
 
     def start(self, problem: Problem) -> StepSizes:
         """Return the step sizes of the first round; warn if the set is too large."""
@@ -317,7 +334,21 @@ class SignedWeightSteps(_Theory):
         spare = m - 2 * big * (size - 1)
         if spare > 0:
             bounds.append(18 * (1 + math.sqrt(3)) / spare)
+        if self.spread is not None:
+            bounds += self._bounded(size)
         tau = min(bounds)
         local = tau / (self.local_steps * max(1.0, 2 * tau * big))
         rate = max(0.0, m / 4 - big * (size - 1) / 2)
         return StepSizes(tau, self.balance * tau, 1.0, local, self.balance, rate)
+
+    def _bounded(self, size: float) -> list[float]:
+        """Return what Proposition 20 asks of tau_0 for weights of this l1 norm."""
+        m, lipschitz = self.strong_convexity, (size * self.smoothness) ** 2
+        pull = (m * (size + 1) - self.smoothness * (size - 1)) / 4  # m', of a sum of all clients
+        if pull <= 0:
+            raise ValueError(
+                f"Proposition 20 needs convex sums of losses; |Lambda|_1 = {size:.4g} gives none for "
+                f"m = {m:g} and M = {self.smoothness:g}; use a smaller phi."
+            )
+        constant = 1 + 3 * lipschitz + 96 * lipschitz * (2 * (self.spread or 0.0) ** 2 + lipschitz)
+        return [1.0, pull / max(pull, constant), 1 / pull]
