@@ -40,7 +40,7 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
         (lambda: AFL(WORK, clients_per_round=0), "clients_per_round must be at least 1, got 0"),
         (lambda: AFL(WORK, output="best"), "'last' or 'average', got 'best'"),
         (lambda: AFL(WORK, objective=KL(1.0), dual=ProjectedGradient()), "KL.*Euclidean"),
-        (lambda: drfa_by_theory(0, 1.0, 2), "iterations >= 1"),
+        (lambda: drfa_by_theory(0, 1.0, 2), "iterations > 1"),
         (lambda: rfedfair_by_theory(0.0, 1.0, 5), "smoothness > 0"),
         (lambda: AgnosticFedAvg(WORK, -1.0), "dual_step must be positive, got -1.0"),
         (lambda: DRFA(EPOCHS), "needs local.steps"),

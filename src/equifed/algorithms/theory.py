@@ -6,6 +6,7 @@ Constants of proofs: safe and slow. The schedules of SCAFF-PD's papers are in
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ def drfa_by_theory(
     clients_per_round: int,
     *,
     convex: bool = True,
+    strong_convexity: tuple[float, float] | None = None,
     batch_size: int | None = None,
     **settings: Any,
 ) -> DRFA:
@@ -35,12 +37,25 @@ def drfa_by_theory(
     For convex losses the averages are given out, of which the theorem speaks. tau is rounded to a
     whole number of at least one; train for T / tau rounds.
 
+    With ``strong_convexity`` it is the alternative of Section 5.2, ``ascent="full"``:
+
+    .. math:: \tau = \sqrt{T/m}, \quad
+              \eta = \min\Bigl(\frac{4 \log T}{\mu T}, \frac{1}{4 L \tau}\Bigr), \quad
+              \gamma = \frac{1}{\mu_\lambda}
+
+    tau is the paper's, for the rate :math:`\tilde O(1/\sqrt{mT})` (the :math:`\tau = 1` of its
+    :math:`\tilde O(1/T)` is one local step). Its other constants stand in a supplement; these are
+    ours, for large T: each round halves the distance of the weights to their best.
+
     Parameters
     ----------
     iterations, smoothness, clients_per_round
         T, the local steps of the whole training; L, of every client's loss; m.
     convex : bool
         Whether the losses are.
+    strong_convexity : tuple of float, optional
+        mu of every client's loss, or of the Polyak-Lojasiewicz condition, and mu_lambda of the
+        penalty (rho N for chi-square): Section 5.2.
     batch_size : int, optional
         Samples of a local step; None means all.
     **settings
@@ -51,10 +66,10 @@ def drfa_by_theory(
     >>> drfa_by_theory(10_000, smoothness=2.0, clients_per_round=4).local.steps
     5
     """
-    if not (iterations >= 1 and smoothness > 0):
+    if not (iterations > 1 and min(smoothness, *(strong_convexity or (1.0,))) > 0):
         raise ValueError(
-            "drfa_by_theory needs iterations >= 1 and a smoothness > 0, got "
-            f"{iterations} and {smoothness}."
+            "drfa_by_theory needs iterations > 1, a smoothness > 0 and strong convexities > 0, got "
+            f"{iterations}, {smoothness} and {strong_convexity}."
         )
     t, m = float(iterations), clients_per_round
     gap, lr, dual_step, output = t**0.25, 1 / (4 * smoothness * t**0.75), t**-0.5, "last"
@@ -62,6 +77,10 @@ def drfa_by_theory(
         gap, lr, dual_step, output = (
             gap / m**0.5, 1 / (4 * smoothness * t**0.5), t**-0.625, "average"
         )  # fmt: skip
+    if strong_convexity is not None:
+        gap, output = (t / m) ** 0.5, "last"
+        lr = min(4 * math.log(t) / (strong_convexity[0] * t), 1 / (4 * smoothness * gap))
+        dual_step, settings = 1 / strong_convexity[1], {"ascent": "full", **settings}
     local = LocalSGD(lr=lr, steps=max(1, round(gap)), batch_size=batch_size)
     return DRFA(local, dual_step, **{"clients_per_round": m, "output": output, **settings})
 

@@ -347,8 +347,8 @@ class SignedWeightSteps(_Theory):
         pull = (m * (size + 1) - self.smoothness * (size - 1)) / 4  # m', of a sum of all clients
         if pull <= 0:
             raise ValueError(
-                f"Proposition 20 needs convex sums of losses; |Lambda|_1 = {size:.4g} gives none for "
-                f"m = {m:g} and M = {self.smoothness:g}; use a smaller phi."
+                f"Proposition 20 needs convex sums of losses; |Lambda|_1 = {size:.4g} gives none "
+                f"for m = {m:g} and M = {self.smoothness:g}; use a smaller phi."
             )
         constant = 1 + 3 * lipschitz + 96 * lipschitz * (2 * (self.spread or 0.0) ** 2 + lipschitz)
         return [1.0, pull / max(pull, constant), 1 / pull]
