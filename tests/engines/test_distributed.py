@@ -72,7 +72,7 @@ def assert_same(history: History, other: History) -> None:
         assert b.values == pytest.approx(a.values, abs=1e-10, nan_ok=True)
     assert set(history.hits) == set(other.hits)
     for split, hits in history.hits.items():
-        for name in ("correct", "checksums", "predicted"):
+        for name in ("correct", "checksums"):
             np.testing.assert_array_equal(getattr(hits, name), getattr(other.hits[split], name))
     assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in other.rounds]
     assert history.details is not None and other.details is not None

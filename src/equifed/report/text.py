@@ -209,16 +209,11 @@ def describe_effect(difference: Interval, scale: Scale) -> str:
     verb, shown = ("raised" if change > 0 else "lowered"), scale.gap(abs(change))
     if not is_finite(difference):
         return f"{verb} {{}} by {shown}"
-    span = write_span(difference, scale)
     if difference.lower <= 0 <= difference.upper:
-        return f"did not measurably change {{}} ({scale.change(change)}, {span})"
+        span = f"{scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
+        return f"did not measurably change {{}} ({scale.change(change)}, 95 % interval {span})"
     ends = sorted([abs(difference.lower), abs(difference.upper)])
     return f"{verb} {{}} by {shown} (95 % interval {' to '.join(map(scale.number, ends))})"
-
-
-def write_span(difference: Interval, scale: Scale) -> str:
-    """Write the limits of a difference."""
-    return f"95 % interval {scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
 
 
 def describe_evidence(difference: Difference, scale: Scale) -> str:

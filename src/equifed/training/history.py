@@ -309,8 +309,8 @@ class History:
         """
         return show.draw_history(self, metric, split, ax)
 
-    def __repr__(self) -> str:
-        return show.describe_history(self)
+    __repr__ = show.describe_history
+    _repr_html_ = show.render_clients
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the run's tables and model into a folder, in the form of a run folder.
@@ -366,7 +366,3 @@ class History:
             provenance=tables.read_provenance(path),
             folder=path,
         )
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: the clients, the worst served first."""
-        return show.render_clients(self)
