@@ -47,8 +47,8 @@ class Minibatches:
         batch_size: int | None,
         dtype: torch.dtype,
         dropout: bool = False,
-        width: int | None = None,
-        starts: Tensor | None = None,
+        width: int | None = None,  # columns of every batch, padded to it
+        starts: Tensor | None = None,  # where samples begin; else positions count from each first
     ) -> None:
         # Passes are counted on the host: a device would have to be waited for in every step.
         counts: Index = sizes.cpu().numpy() if isinstance(sizes, Tensor) else sizes

@@ -137,7 +137,7 @@ class Offsets(Protocol):
         eps = torch.finfo(v.dtype).eps
         for _ in range(MOST_NEWTON if self.turn else 1):
             away = here - near if moved_base else here
-            if self.reach < math.inf and _largest(away) > self.reach:
+            if self.reach < math.inf and float(away.abs().max()) > self.reach:
                 near = torch.where(away.abs().amax(1, keepdim=True) > self.reach, here, near)
                 base, away, moved_base = self.base(outputs, near), here - near, True
             step, decrement = self._newton(here, base, away, wanted, weights)
@@ -330,10 +330,6 @@ OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets
 def choose_offsets(own: OwnPart | None, loss: SampleLoss) -> Offsets | None:
     """Return the offsets of profile losses; None if the clients have no such losses."""
     return None if own is None or own.steps != "profile" else OFFSETS[loss](own.strength(1))
-
-
-def _largest(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, ord=math.inf))
 
 
 def _log_odds(share: Tensor, least: float) -> Tensor:

@@ -69,7 +69,7 @@ def known_curvature(
     for i in here:
         rows = rows_of(inputs_of(i))
         least, largest, ends = _eigenvalues(rows, weight, bias, n)
-        if model.own_shapes:  # of both parts together
+        if model.own_shapes:  # a Schur complement is at least the least of both parts together
             least = _eigenvalues(rows, True, True, n)[0]
         smoothness[i], exact = STEEPEST[loss] * largest + model.l2, exact and ends
         if loss == "squared":

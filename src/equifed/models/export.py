@@ -123,19 +123,15 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return next(iter(module.parameters()), torch.zeros(())).dtype
 
 
-def _example(predictor: Predictor) -> torch.Tensor:
-    """Return two samples of zeros: a program that saw one row may be for one row alone."""
-    kind = torch.int64 if predictor.tokens else _dtype(predictor.module)
-    return torch.zeros(2, *predictor.input_shape, dtype=kind)
-
-
 def _trace(predictor: Predictor) -> torch.export.ExportedProgram:
     """Return the module as a program for any number of rows."""
     shapes = ({0: torch.export.Dim("rows", min=1)},)
+    kind = torch.int64 if predictor.tokens else _dtype(predictor.module)
+    # Two samples of zeros: a program that saw one row may be for one row alone.
+    given = (torch.zeros(2, *predictor.input_shape, dtype=kind),)
     try:
         with warnings.catch_warnings():  # about weights that an LSTM lists twice
             warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)
-            given = (_example(predictor),)
             return torch.export.export(predictor.module, given, dynamic_shapes=shapes)
     except Exception as error:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from operator import itemgetter
 from typing import Protocol, get_args
 
 import torch
@@ -41,17 +41,13 @@ class StepSamples:
         if self.weights.shape[1] <= width:
             return [self]
         pieces = [slice(a, a + width) for a in range(0, self.weights.shape[1], width)]
-        return [self.changed(partial(_columns, piece)) for piece in pieces]
+        return [self.changed(itemgetter((slice(None), piece))) for piece in pieces]
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> StepSamples:
         """Return the samples with the same change made to every tensor of samples."""
         keys = None if self.keys is None else change(self.keys)
         parts = change(self.inputs), change(self.targets), change(self.weights)
         return StepSamples(*parts, keys, self.own_l2)
-
-
-def _columns(piece: slice, values: Tensor) -> Tensor:
-    return values[:, piece]
 
 
 class GradientRule(Protocol):
