@@ -29,6 +29,7 @@ from equifed.algorithms.safeguarded import Safeguarded as Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD as ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA as ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold as Scaffold
+from equifed.algorithms.scaled import Scaled as Scaled
 from equifed.algorithms.server_optimised import ServerOptimised as ServerOptimised
 from equifed.algorithms.shelf.aaggff import AAggFF as AAggFF
 from equifed.algorithms.shelf.feddg_ga import FedDGGA as FedDGGA

@@ -17,6 +17,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.scaled import Scaled
 from equifed.algorithms.server_optimised import ServerOptimised
 from equifed.algorithms.shelf.aaggff import AAggFF
 from equifed.algorithms.shelf.feddg_ga import FedDGGA
@@ -60,6 +61,7 @@ __all__ = [
     "ScaffPD",
     "ScaffPDIA",
     "Scaffold",
+    "Scaled",
     "ServerOptimised",
     "UPGrad",
     "client_weights",

@@ -27,6 +27,14 @@ class WrapperState:
         """The model, from which the next round starts."""
         return self.inner.x  # type: ignore[no-any-return]
 
+    def outward(self, core: Any) -> Any:
+        """Return the state of the algorithm inside all wrappers as wrappers outside see it."""
+        return core
+
+    def inward(self, core: Any) -> Any:
+        """Return such a state as those inside have it."""
+        return core
+
 
 class Wrapper:
     """An algorithm around another one, whose model it gives out."""
@@ -77,14 +85,14 @@ def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
 
 def inner_state(state: Any) -> Any:
     """Return the state of the algorithm inside all wrappers."""
-    return inner_state(state.inner) if hasattr(state, "inner") else state
+    return state.outward(inner_state(state.inner)) if hasattr(state, "inner") else state
 
 
 def with_inner_state(state: Any, inner: Any) -> Any:
     """Return the wrappers' state with another state of the algorithm inside."""
     if not hasattr(state, "inner"):
         return inner
-    return replace(state, inner=with_inner_state(state.inner, inner))
+    return replace(state, inner=with_inner_state(state.inner, state.inward(inner)))
 
 
 def check_sizes(state: Any, algorithm: AnyAlgorithm, who: str) -> None:

@@ -182,11 +182,13 @@ class GuardedVectors(VectorsView):
         return super().weighted_difference(old, self._bound(weights) if self.claimed else weights)
 
     @override
-    def squared_norms(self) -> Losses:
+    def squared_norms(self, scale: Vector | None = None) -> Losses:
         # Corrected steps are how curvature is measured, where lengths differ by nature.
         if not self.clients.watch.acts or self.corrected or self.claimed or self.clients.few:
-            return self.behind.squared_norms()
+            return self.behind.squared_norms(scale)
         squares, lengths, counted = self._measure()
+        if scale is not None:
+            return self.behind.squared_norms(scale) * self.factors() ** 2
         return np.where(counted < lengths, counted**2, squares)
 
     def factors(self) -> Weights:

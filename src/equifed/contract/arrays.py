@@ -44,8 +44,8 @@ class ClientVectors(ABC):
         """Return sum_i weights_i v_i, summed in the order of the clients."""
 
     @abstractmethod
-    def squared_norms(self) -> Losses:
-        """Return |v_i|^2 for every client."""
+    def squared_norms(self, scale: Vector | None = None) -> Losses:
+        """Return |v_i|^2 for every client; ``scale`` weighs the squares of the coordinates."""
 
     def step(self, weights: Weights, everyone: Weights | None = None) -> Vector:
         """Return the weighted sum that moves the model; absent clients may count in it.
@@ -93,7 +93,7 @@ class KeyedMemory(ClientVectors):
         raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
 
     @override
-    def squared_norms(self) -> Losses:
+    def squared_norms(self, scale: Vector | None = None) -> Losses:
         raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
 
 

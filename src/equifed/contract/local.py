@@ -165,6 +165,7 @@ class LocalWork(LocalSGD):
     mean_gradient: bool = False  # also return the mean of the plain gradients g_i (SCAFFOLD, II)
     multiplier: bool = False  # also return c_i - c + proximal (x - u) at the end (FedDyn)
     hinge: SmoothedHinge | None = None  # outer transform of the client's loss (rFedFair)
+    scale: tuple[float, ...] | None = None  # multiplies gradient and correction, by coordinate
 
     @override
     def __post_init__(self) -> None:
@@ -175,6 +176,10 @@ class LocalWork(LocalSGD):
                 f"FedDyn's multipliers are its whole correction, got correction={self.correction}; "
                 "leave it at 1."
             )
+        bounded = self.radius is not None or self.onto is not None
+        if self.scale is not None and (self.multiplier or bounded):
+            what = "FedDyn's multipliers" if self.multiplier else "a radius or a set W"
+            raise ValueError(f"Local steps in scaled coordinates cannot have {what}.")
         if self.snapshot is not None and self.steps is not None and self.snapshot > self.steps:
             raise ValueError(f"snapshot={self.snapshot} lies beyond the {self.steps} local steps.")
 
@@ -188,6 +193,14 @@ class LocalWork(LocalSGD):
             "multiplier": self.multiplier,
         }
         return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
+
+    def spread_scale(self, x: Vector) -> Vector | None:
+        """Return the scale as a vector like x (or like its rows); own parameters are not scaled."""
+        if self.scale is None:
+            return None
+        out = x.new_ones(x.shape[-1])
+        out[: len(self.scale)] = x.new_tensor(self.scale)
+        return out
 
     def check(self, control: object, target: object, slopes: object) -> None:
         """Refuse half a correction, a multiplier without one, or a hinge without slopes."""
@@ -209,8 +222,9 @@ class LocalWork(LocalSGD):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LocalWork:
         """Build the value that :meth:`to_dict` described."""
-        hinge = values.get("hinge")
-        return cls(**{**values, "hinge": SmoothedHinge(**hinge) if hinge else None})
+        hinge, scale = values.get("hinge"), values.get("scale")
+        made = {"hinge": SmoothedHinge(**hinge) if hinge else None}
+        return cls(**{**values, **made, "scale": None if scale is None else tuple(scale)})
 
 
 def _check_count(name: str, value: float | None) -> None:

@@ -72,8 +72,8 @@ class VectorsView(ClientVectors):
         return self.see_sum(weights, lambda seen: self.behind.step(seen, everyone))
 
     @override
-    def squared_norms(self) -> Losses:
-        return self.behind.squared_norms()
+    def squared_norms(self, scale: Vector | None = None) -> Losses:
+        return self.behind.squared_norms(scale)
 
     @override
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:

@@ -190,8 +190,8 @@ class DistributedVectors(ClientVectors):
         return join_nodes(self.clients.workers.exchange(plans, rows), weights, self.n)
 
     @override
-    def squared_norms(self) -> Losses:
-        part = self.clients.guard(self.own, lambda own: own.squared_norms())
+    def squared_norms(self, scale: Tensor | None = None) -> Losses:
+        part = self.clients.guard(self.own, lambda own: own.squared_norms(scale))
         return self.clients.workers.gather(part, self.places, self.n)
 
     @override

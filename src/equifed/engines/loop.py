@@ -42,12 +42,17 @@ def walk_client(
     found |= {kind: torch.zeros_like(x) for kind in means}
     if work.hinge is not None:
         found["threshold"] = x.new_tensor(work.hinge.threshold)
+    scale = work.spread_scale(x)
+    if scale is not None and correction is not None:
+        correction = scale * correction
     for step in range(steps):
         value, direction = gradient(u, step)
         if slope is not None:
             found["threshold"] = _bend(work, slope, value, direction, found["threshold"])
         if work.mean_gradient:
             found["mean_gradient"] += direction
+        if scale is not None:
+            direction *= scale
         if work.proximal:
             direction += work.proximal * (u - x)
         if correction is not None:

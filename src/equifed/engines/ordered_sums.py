@@ -226,8 +226,8 @@ class DenseVectors(InProcessVectors):
         return sum_rows(weights, self.matrix)
 
     @override
-    def squared_norms(self) -> Losses:
-        return to_numpy(self.matrix.square().sum(dim=1))
+    def squared_norms(self, scale: Tensor | None = None) -> Losses:
+        return to_numpy(sum_squares(self.matrix, scale))
 
     @override
     def dense(self) -> Tensor:
@@ -241,6 +241,11 @@ class DenseVectors(InProcessVectors):
             return [self.matrix[begin - first : end - first]]
 
         return [value[0] for value in node_values(nodes, weights, rows, held)]
+
+
+def sum_squares(rows: Tensor, scale: Tensor | None) -> Tensor:
+    """Return the squared length of every row, its coordinates' squares weighed by ``scale``."""
+    return rows.square().sum(dim=1) if scale is None else rows.square() @ scale
 
 
 def to_numpy(values: Tensor) -> Losses:

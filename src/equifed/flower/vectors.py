@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -144,11 +144,12 @@ class FlowerVectors(ClientVectors):
         )
 
     @override
-    def squared_norms(self) -> Losses:
+    def squared_norms(self, scale: Tensor | None = None) -> Losses:
         if self.rows is not None:
-            return DenseVectors(self.rows).squared_norms()
+            return DenseVectors(self.rows).squared_norms(scale)
         self.settle()
-        answers = self.ask(self._write_requests("norms"), self.messenger.check_norm)
+        requests = self._write_requests("norms", scale if scale is None else {"scale": scale})
+        answers = self.ask(requests, self.messenger.check_norm)
         return self.messenger.read_numbers(answers.complete(self.messenger.members.names), "norm")
 
     @property
@@ -199,10 +200,11 @@ class FlowerVectors(ClientVectors):
         left = {i: f for i, f in answers.failures.items() if i not in stale}
         return Answers({**answers.replies, **more.replies}, {**left, **more.failures})
 
-    def _write_requests(self, op: str) -> Requests:
+    def _write_requests(self, op: str, given: Mapping[str, Tensor] | None = None) -> Requests:
         """Return requests about these vectors."""
         stream = Stream(0, (self.keys[0] or "zero", op))
-        requests = self.messenger.write_requests(op, stream, {}, {})
+        arrays = {name: pack_tensor(vector) for name, vector in (given or {}).items()}
+        requests = self.messenger.write_requests(op, stream, {}, arrays)
         for i, request in requests.items():
             key = self.key_of(i)
             request.args.update(key=key, pins=[*request.args["pins"], *([key] if key else [])])
@@ -294,9 +296,10 @@ class RequestedWork:
         whole = corrected and self.work.correction == 1  # c_i is g_i(x), which it takes away
         left = 1 - self.work.correction if corrected else 1.0
         first = torch.zeros_like(self.x) if whole else combine("gradient", left * lengths)
-        if first is None or self.target is None:
-            return first
-        return first + self.work.correction * float(lengths.sum()) * self.target
+        if first is not None and self.target is not None:
+            first = first + self.work.correction * float(lengths.sum()) * self.target
+        scale = self.work.spread_scale(self.x)
+        return first if first is None or scale is None else scale * first
 
     def check(self, i: int, reply: Reply) -> None:
         """Refuse a reply whose steps, threshold or vectors cannot be used."""

@@ -210,7 +210,8 @@ class Worker:
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
         vectors = DenseVectors(self._tensor(self._recall(str(self.args["key"])))[None])
-        return self.request.reply({"norm": float(vectors.squared_norms()[0])})
+        scale = self._sent("scale") if "scale" in self.request.arrays else None
+        return self.request.reply({"norm": float(vectors.squared_norms(scale)[0])})
 
     def recall(self) -> Reply:
         """Return a kept vector in clear."""

@@ -235,6 +235,8 @@ ALGORITHMS = {
         "any of these; its rounds prove how far they are from the optimum"),
     "safeguarded": Entry("equifed.algorithms.safeguarded:Safeguarded",
         "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold"),
+    "scaled": Entry("equifed.algorithms.scaled:Scaled",
+        "any of first-order steps on a linear model; columns of all scales are equally steep"),
     "accelerated": Entry("equifed.algorithms.accelerated:Accelerated",
         "SCAFF-PD with automatic steps; jumps ahead as far as its proofs allow",
         "Walker and Ni 2011"),
@@ -255,8 +257,8 @@ ALGORITHMS = {
 }  # fmt: skip
 
 WRAPPERS = (
-    "certified", "safeguarded", "accelerated", "averaged", "remembering", "server-optimised",
-    "normalised", "paced", "guarded",
+    "certified", "safeguarded", "scaled", "accelerated", "averaged", "remembering",
+    "server-optimised", "normalised", "paced", "guarded",
 )  # fmt: skip
 """Algorithms that add to another one, which they need."""
 

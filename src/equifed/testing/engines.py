@@ -38,6 +38,8 @@ WORKS: dict[str, LocalWork] = {  # of every kind
     "multiplier": LocalWork(lr=0.05, steps=3, proximal=0.3, multiplier=True),
     "hinge": LocalWork(lr=0.05, steps=3, batch_size=3, hinge=SmoothedHinge(0.6, 0.2)),
     "damped correction": LocalWork(lr=0.05, steps=3, correction=0.5),
+    "scaled steps": LocalWork(lr=0.05, steps=3, proximal=0.3, scale=(0.5, 2.0, 1.5)),
+    "scaled minibatches": LocalWork(lr=0.05, epochs=1, batch_size=3, scale=(0.5, 2.0, 1.5)),
 }
 
 
@@ -72,7 +74,9 @@ def _ensure_same_vectors(found: Any, expected: ClientVectors, what: str) -> None
     weights = WEIGHTS[: len(expected.squared_norms())]
     sums = found.weighted_sum(weights)
     _ensure_near(sums, expected.weighted_sum(weights), f"weighted sum of {what}")
-    _ensure_near(found.squared_norms(), expected.squared_norms(), f"squared norms of {what}")
+    for scale in (None, torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)):
+        norms = expected.squared_norms(scale)
+        _ensure_near(found.squared_norms(scale), norms, f"squared norms of {what}")
     again = torch.equal(sums, found.weighted_sum(weights))
     ensure(again, f"{what}: the same weighted sum has other bits the second time")
 

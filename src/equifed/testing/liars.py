@@ -54,8 +54,8 @@ class LyingVectors(VectorsView):
         return total + more * (true - origin)
 
     @override
-    def squared_norms(self) -> Losses:
-        squares = self.behind.squared_norms().copy()
+    def squared_norms(self, scale: Vector | None = None) -> Losses:
+        squares = self.behind.squared_norms(scale).copy()
         if self.place is not None and self.kind not in ITERATES:
             with np.errstate(over="ignore"):
                 squares[self.place] *= np.float64(self.factor) ** 2

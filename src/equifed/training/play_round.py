@@ -109,10 +109,10 @@ class WitnessedVectors(VectorsView):
         return total
 
     @override
-    def squared_norms(self) -> Losses:
-        squares = self.behind.squared_norms()
+    def squared_norms(self, scale: Vector | None = None) -> Losses:
+        squares = self.behind.squared_norms(scale)
         if not squares.max() <= FAR**2:
-            self._find_absurd(squares)
+            self._find_absurd(squares if scale is None else self.behind.squared_norms())
         return squares
 
     def _find_absurd(self, squares: Losses) -> None:

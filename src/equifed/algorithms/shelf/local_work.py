@@ -144,8 +144,8 @@ class _Scaled(VectorsView):
         return add(weights * self.factors)
 
     @override
-    def squared_norms(self) -> Losses:
-        return self.behind.squared_norms() * self.factors**2
+    def squared_norms(self, scale: Vector | None = None) -> Losses:
+        return self.behind.squared_norms(scale) * self.factors**2
 
 
 class _Scaling(ClientsView):

@@ -171,7 +171,8 @@ class Graphs:
 def can_be_recorded(work: LocalWork, chunk: Chunk) -> bool:
     """Tell whether a walk is short enough, with one snapshot for all and no function of a user."""
     steps = work.steps_for(chunk.sizes)
-    short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps) and work.onto is None
+    plain = work.onto is None and work.scale is None
+    short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps) and plain
     return bool(short) and (work.snapshot is None or bool(steps.min() == steps.max()))
 
 

@@ -138,7 +138,8 @@ class LeastSquares:
 
     def pays(self, work: LocalWork, steps: int, size: int) -> bool:
         """Tell whether clients of so many samples gain: a matrix costs half its side in steps."""
-        known = work.hinge is None and (work.radius is None or not self._spans(size))
+        plain = work.radius is None and work.scale is None
+        known = work.hinge is None and (plain or not self._spans(size))
         return work.batch_size is None and known and 2 * steps >= min(size, self._features)
 
     def _spans(self, size: int) -> bool:

@@ -25,6 +25,7 @@ from equifed.engines.ordered_sums import (
     Node,
     node_values,
     put_rows,
+    sum_squares,
     to_numpy,
 )
 from equifed.engines.stacked.gradient_rules import PenalisedRule, StepSamples
@@ -70,8 +71,11 @@ class ChunkWalk:
         self._live = np.searchsorted(-steps, -np.arange(steps[0])).tolist()
         self.u = (empty_rows(len(steps), x) if room is None else room).copy_(x)
         self._pull = None  # what a step adds whatever the iterate: lr (proximal x - correction)
+        self._scale = work.spread_scale(x)
         if given.correction is not None:
             self._pull = -work.lr * given.correction
+            if self._scale is not None:
+                self._pull *= self._scale
         if work.proximal:
             anchor = work.lr * work.proximal * x
             self._pull = anchor.expand_as(self.u) if self._pull is None else self._pull + anchor
@@ -108,11 +112,13 @@ class ChunkWalk:
         work, live = self._work, self.live(step)
         u = self.u if live == len(self.u) else self.u[:live]
         keep = 1 - work.lr * work.proximal
-        if work.hinge is None and self._gradients is None:
+        if work.hinge is None and self._gradients is None and self._scale is None:
             rule.step(u, samples, keep=keep, lr=work.lr)
         else:
             gradient, value = rule.gradient(u, samples)
             self._transform(gradient, value)
+            if self._scale is not None:
+                gradient.mul_(self._scale)
             u.mul_(keep).sub_(gradient, alpha=work.lr)
         if self._pull is not None:
             u.add_(self._pull[:live])
@@ -242,12 +248,12 @@ class Run:
         part._clients, part._sums = again.subset(self._clients.index[begin:end]), None
         return part
 
-    def squared_norms(self, kind: str) -> Losses:
+    def squared_norms(self, kind: str, scale: Tensor | None) -> Losses:
         """Return the squared norms of one kind of vector."""
         out, size = np.zeros(len(self._clients.index)), self._clients.model.size
 
         def norms(chunk: Chunk, made: ChunkGradients | ChunkWalk) -> None:
-            out[chunk.places] = to_numpy(made.result(kind)[:, :size].square().sum(dim=1))
+            out[chunk.places] = to_numpy(sum_squares(made.result(kind)[:, :size], scale))
 
         self._carry_out(norms)
         return out
@@ -337,8 +343,8 @@ class RemadeVectors(InProcessVectors):
         return RemadeVectors(self._run.part(begin, end), self._kind)
 
     @override
-    def squared_norms(self) -> Losses:
-        return self._run.squared_norms(self._kind)
+    def squared_norms(self, scale: Tensor | None = None) -> Losses:
+        return self._run.squared_norms(self._kind, scale)
 
     @override
     def dense(self) -> Tensor:  # whatever the memory bound says
