@@ -230,15 +230,7 @@ def explain_end(error: Exception) -> str:
 
 
 class RoundLog(Callback):
-    """Says in the log how the run goes, and writes down who is left out of it.
-
-    Parameters
-    ----------
-    events : list of dict
-        What was noticed about clients since it was last read.
-    folder : RunFolder, optional
-        Where events are kept.
-    """
+    """Says in the log how the run goes, and writes down who is left out of it (``events``)."""
 
     def __init__(
         self, events: list[dict[str, Any]] | None = None, folder: RunFolder | None = None

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -112,8 +112,7 @@ class AppConfig:
         """What was agreed on the sites' tables, where they give tables."""
         if "name" in self.data or "target" not in self.data:
             return None
-        agreed: TableSettings = construct(TableSettings, self.data, "data")
-        return agreed
+        return cast(TableSettings, construct(TableSettings, self.data, "data"))
 
     @property
     def classes(self) -> int | None:
@@ -135,10 +134,8 @@ class AppConfig:
             raise ConfigError([str(error)]) from error
 
     def _module(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        module: nn.Module = choose(
-            "models", self.model, "model", input_shape=input_shape, outputs=outputs
-        )
-        return module
+        made = choose("models", self.model, "model", input_shape=input_shape, outputs=outputs)
+        return cast(nn.Module, made)
 
     def load_site(self, node: Mapping[str, Any]) -> Any:
         """Return the data that a node's settings name, for ``load_data``.
@@ -161,9 +158,7 @@ class AppConfig:
         from equifed.runs.build import load_data
 
         if "name" not in self.data:
-            raise ConfigError(
-                ["data.name: no data set is named; load_data must read this client's own data"]
-            )
+            raise ConfigError(["data.name: none is named; load_data must read the site's own data"])
         federation = load_data(self.data)
         if not 0 <= partition < len(federation):
             has = f"{federation.name} has clients 0..{len(federation) - 1}"
@@ -234,8 +229,8 @@ class FederationSettings:
             raise ValueError("resume needs 'out', the run folder.")
         if self.start and self.start == self.out and not self.resume:
             raise ValueError("'start' and 'out' are two folders; a run goes on with resume.")
-        if self.do == "welcome" and not (self.start and self.site):
-            raise ValueError("welcome needs 'start', the run folder, and 'site', a name.")
+        if (self.do == "welcome") != bool(self.site) or (self.site and not self.start):
+            raise ValueError("'site' is who is welcomed, to the run in 'start'; give both.")
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> FederationSettings:

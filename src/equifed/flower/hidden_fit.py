@@ -51,15 +51,7 @@ LAYOUT: dict[str, dict[str, type]] = {
 
 
 def fit_by_sums(asked: Question, add: Add, collect: Collect) -> Preparation:
-    """Ask until the preparation is known; nothing is seen but sums, and names of categories.
-
-    Parameters
-    ----------
-    asked : dict
-        What :func:`equifed.data.fit.ask_kinds` returned.
-    add, collect : callable
-        How to ask.
-    """
+    """Ask until the preparation is known; nothing is seen but sums, and names of categories."""
     if asked["prepare"]["per_client"]:
         raise DataError(
             "per_client=True tells the scales of every single client, which are no sums; leave it "

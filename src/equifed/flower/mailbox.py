@@ -61,9 +61,7 @@ KINDS: dict[str, Kind] = {"stale": "stale", "non-finite": "bad"}
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Deadlines of an exchange, and the policy for missing clients.
-
-    An error and silence are the same event: the client is missing.
+    """Deadlines of an exchange, and the policy for missing clients, silent or with an error.
 
     Parameters
     ----------
@@ -146,28 +144,10 @@ Check = Callable[[int, Reply], None]
 class Mailbox:
     """The server's mailbox for one run.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's connection to the nodes.
-    deadlines : Deadlines
-        How long to wait, and for whom.
-    clients : int
-        Number of clients of the federation, for the ledger.
-
-    Attributes
-    ----------
-    nodes : dict
-        Which Flower node each client is on; the members write it.
-    find : callable
-        Called with the connected nodes when a client's node is not among them; may update
-        ``nodes``.
-    look : callable
-        Called with the connected nodes whenever they are listed; some may belong to nobody.
-    dropped : int
-        Replies that answered nothing that was asked, or the same thing twice.
-    largest : int
-        Bytes of a reply above which it is not fetched.
+    ``nodes`` says which Flower node each client is on. ``find`` is called with the connected nodes
+    when a client's node is not among them, and may update it; ``look`` whenever they are listed.
+    Replies above ``largest`` bytes are not fetched; ``dropped`` counts those that answer nothing
+    that was asked, or the same thing twice.
     """
 
     def __init__(self, grid: Grid, deadlines: Deadlines, clients: int = 0) -> None:

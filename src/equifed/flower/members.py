@@ -163,29 +163,12 @@ def gather(
     fit: FitsTables | None = None,
     only: str = "",
 ) -> tuple[Mailbox, Members]:
-    """Wait for the clients, greet them, and check that they fit together.
+    """Wait for so many clients, greet them, and check that they fit together.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's connection.
-    task : Task
-        Model and loss.
-    deadlines : Deadlines
-        ``wait`` bounds the time until all clients are there.
-    run : str
-        Identity of the run.
-    clients : int
-        How many clients the federation has.
-    order : sequence of str, optional
-        Names in the order of an earlier part of the same run.
-    told : mapping, optional
-        What clients are told with the hello: ``plan`` (privacy, requests, local work), which they
-        may refuse, and ``preparation``, if the run has one already.
-    fit : FitsTables, optional
-        How sites that give tables get one preparation.
-    only : str
-        The one client that takes part; by default all that say hello do.
+    ``order`` are the names of a run that is resumed. With the hello clients are ``told`` the
+    ``plan`` (privacy, requests, local work), which they may refuse, and the ``preparation``, if
+    the run has one; else ``fit`` makes one for sites that give tables. With ``only`` the client of
+    that name takes part alone.
     """
     told = dict(told or {})
     hellos, failures = greet_all(grid, deadlines, run, clients, told, only)

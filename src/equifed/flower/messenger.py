@@ -50,16 +50,8 @@ class HiddenSums(Protocol):
 class Messenger:
     """Writes the requests to clients ``index`` and reads their replies.
 
-    Every exchange is tagged with its round, phase and try and may be repeated without harm.
-
-    Parameters
-    ----------
-    mailbox : Mailbox
-        Sends and waits.
-    members : Members
-        Who is there, with what data.
-    hidden : HiddenSums, optional
-        How to sum without seeing the terms; without it clients send their vectors.
+    Every exchange is tagged with its round, phase and try and may be repeated without harm. Without
+    ``hidden`` sums clients send their vectors.
     """
 
     def __init__(

@@ -46,16 +46,9 @@ PATIENCE = 60.0
 
 @dataclass
 class Fit:
-    """Fits the preparation of sites that said hello with their tables.
+    """Fits the preparation of sites that said hello with their tables, as was agreed on.
 
-    Parameters
-    ----------
-    settings : TableSettings
-        What was agreed on.
-    task : Task
-        Model and loss, which the fit does not use.
-    hidden : HiddenSums, optional
-        How to sum without seeing the terms; without it sites send their answers.
+    With ``hidden`` sums the server sees sums alone; without, sites send their answers.
     """
 
     settings: TableSettings

@@ -36,19 +36,10 @@ class DeployError(RuntimeError):
 class Deployment:
     """A local SuperLink with nodes; use it in a ``with`` statement.
 
-    Parameters
-    ----------
-    folder : Path
-        Where keys, logs, state and client memories go.
-    nodes : sequence of dict
-        The settings of each node (``--node-config``).
-    app : Path, optional
-        The app that the sites installed: nodes of ours run it. Without it the nodes are stock
-        SuperNodes, which run what a run brings along.
-    database : bool
-        Whether the SuperLink keeps its state in a file, and so survives a restart.
-    env : dict, optional
-        More environment variables for all processes.
+    Keys, logs, state and client memories go to ``folder``; ``nodes`` are the settings of each node
+    (``--node-config``). Nodes of ours run ``app``, as the sites installed it; without it they are
+    stock SuperNodes, which run what a run brings along. With a ``database`` the SuperLink survives
+    a restart.
     """
 
     def __init__(
