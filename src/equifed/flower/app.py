@@ -114,7 +114,8 @@ def join(
     if before is not None and before.preparation is not None:
         told["preparation"] = before.preparation
     fit = None if table is None else Fit(table, task, hidden)
-    about = settings.deadlines, run, settings.clients, order, told, fit, settings.site
+    fits = None if fit is None else fit.run
+    about = settings.deadlines, run, settings.clients, order, told, fits, settings.site
     mailbox, members = gather(grid, task, *about)
     if kept is not None:
         kept.check(members)

@@ -32,6 +32,14 @@ LARGEST_SIZE = 1 << 48
 FINAL = ("data:", "refused:")
 """How the reasons begin that waiting does not cure."""
 
+ADVICE = {
+    "refused:": "Agree with that site on what it takes part in, or run without it.",
+    "data:": "Repair the data there (equifed flower doctor says what is wrong with them).",
+    "refused by the site": "Install the same app and the same equifed at that site.",
+    "bad ": "Install the same equifed everywhere.",
+}
+"""What to do about a client that does not say hello, by its failure."""
+
 KINDS = ("numbers", "texts", "dates", "empty")
 """What a column can hold."""
 
@@ -349,19 +357,13 @@ def _explain_start(
 ) -> str:
     """Say who is missing and why, and what to do about just that."""
     problems = [f"{f.name or f'node {node}'}: {f.reason}" for node, f in failures.items()]
-    advice = "Wait for those that did not answer, or raise 'timeout'."
     if connected < clients:
         advice = "Start the missing nodes, or set 'clients' to the number of organisations."
-    elif any(f.reason.startswith("refused:") for f in failures.values()):
-        advice = "Agree with that site on what it takes part in, or run without it."
-    elif any(f.reason.startswith("data:") for f in failures.values()):
-        advice = "Repair the data there (equifed flower doctor says what is wrong with them)."
-    elif any("refused by the site" in f.reason for f in failures.values()):
-        advice = "Install the same app and the same equifed at that site."
-    elif any(f.kind == "bad" for f in failures.values()):
-        advice = "Install the same equifed everywhere."
-    elif only:
-        advice = f"Start the node of {only}."
+    else:
+        seen = [f"{f.kind} {f.reason}" for f in failures.values()]
+        fitting = [text for sign, text in ADVICE.items() if any(sign in one for one in seen)]
+        usual = "Wait for those that did not answer, or raise 'timeout'."
+        advice = next(iter(fitting), f"Start the node of {only}." if only else usual)
     return (
         f"{only or f'{clients} clients'} {'is' if only else 'are'} expected, {connected} nodes are "
         f"connected and {len(said)} said hello "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import Message
@@ -142,14 +142,11 @@ def _find_name(message: Message | None) -> str:
         return ""
 
 
-class FitsTables(Protocol):
-    """Fits one preparation for all sites that said hello with tables."""
+Totals = dict[str, list[float]]
+"""Count, mean and deviation of columns over all sites."""
 
-    totals: dict[str, list[float]]
-
-    def run(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Preparation:
-        """Return the preparation."""
-        ...
+FitTables = Callable[[Mailbox, str, Sequence[Hello]], tuple[Preparation, Totals]]
+"""Fits one preparation for all sites that said hello with tables."""
 
 
 def gather(
@@ -160,7 +157,7 @@ def gather(
     clients: int,
     order: Sequence[str] | None = None,
     told: Mapping[str, Any] | None = None,
-    fit: FitsTables | None = None,
+    fit: FitTables | None = None,
     only: str = "",
 ) -> tuple[Mailbox, Members]:
     """Wait for so many clients, greet them, and check that they fit together.
@@ -183,9 +180,9 @@ def gather(
     if any(hello.table is not None for hello in listed):
         if fit is None:
             raise StartError("The sites give tables, and [data] of the app names no target.")
-        fitted = fit.run(mailbox, run, listed)
+        fitted, totals = fit(mailbox, run, listed)
         told |= {"preparation": fitted.to_json()}
-        listed = introduce(mailbox, run, listed, {**told, "totals": fit.totals})
+        listed = introduce(mailbox, run, listed, {**told, "totals": totals})
         check_schemas(listed)
     engine = task.build_engine(listed[0].schema.make_placeholder())
     check_models(listed, task.fingerprint(engine))

@@ -34,7 +34,7 @@ from equifed.flower.hidden_fit import (
     measure_vector,
 )
 from equifed.flower.mailbox import Mailbox
-from equifed.flower.members import Members
+from equifed.flower.members import Members, Totals
 from equifed.flower.messenger import HiddenSums, Messenger
 from equifed.flower.site_table import TableSettings
 from equifed.flower.task import OneClient, Task
@@ -54,10 +54,11 @@ class Fit:
     settings: TableSettings
     task: Task
     hidden: HiddenSums | None = None
-    totals: dict[str, list[float]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def run(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Preparation:
+    def run(
+        self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]
+    ) -> tuple[Preparation, Totals]:
         """Ask until the preparation is known; :class:`StartError` if that cannot be."""
         settings = self.settings
         check_tables(hellos, settings, settings.describe())
@@ -98,8 +99,7 @@ class Fit:
                 "The sites' answers do not fit together, so that no preparation comes of them "
                 f"({type(error).__name__}); see what they have: equifed flower statistics."
             ) from error
-        self.totals = _list_totals(fitted, counts)
-        return fitted
+        return fitted, _list_totals(fitted, counts)
 
 
 def _add(messenger: Messenger, asked: Question) -> Vector:
