@@ -1,10 +1,4 @@
-"""Federations on disk: samples stay in files, and a process reads those of its clients.
-
-The folder holds one file of numbers per array and ``federation.json``, which says what they are. A
-writer takes client after client, so that the whole need never be in memory; it checks each as a
-federation is checked. Opened, the arrays are memory-mapped: a distributed process copies the rows
-of its clients and nothing else.
-"""
+"""Federations on disk: one file of numbers per array, memory-mapped, and ``federation.json``."""
 
 from __future__ import annotations
 

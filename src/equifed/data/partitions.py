@@ -1,8 +1,4 @@
-"""Ways to divide a pool of samples among clients.
-
-A partition is a frozen value; :meth:`assign` maps the labels of a pool to one array of row numbers
-per client, drawn from a stream.
-"""
+"""Ways to divide a pool of samples among clients."""
 
 from __future__ import annotations
 

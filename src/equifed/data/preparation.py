@@ -1,9 +1,4 @@
-"""What is done to the columns of a table before a model sees them, as one value.
-
-A :class:`Preparation` belongs to the data and to the model: it is fitted on training rows
-(:mod:`equifed.data.fit`), travels with the federation, lies in the run folder, and prepares new
-rows in the same way. :class:`Prepare` is what a user chooses before anything is fitted.
-"""
+"""What is done to the columns of a table before a model sees them, as one value."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Samples of all clients, what they must look like, and which of them are held out.
-
-A :class:`Split` holds the samples of all clients one after the other, without padding. Every
-refusal is a :class:`DataError` that names the client and the cause.
-"""
+"""Samples of all clients, what they must look like, and which of them are held out."""
 
 from __future__ import annotations
 

@@ -1,14 +1,9 @@
-"""Names become objects here and nowhere else.
+"""Names become objects here and nowhere else; ``make names`` writes what follows from this list.
 
-An entry names a constructor and says in one line what it is; the constructor's signature is the
-list of its settings. This is the only list: the public names, the tables of the README, ``equifed
-list`` and the conformance cases follow from it (``make names`` writes what has to be written).
-Constructors are given by address (``package.module:Name``) and imported when needed.
-
-In a configuration an address may also stand for code of your own: ``module.py`` (or
-``package/module.py``) beside the configuration file comes first, an installed module second. Code
-beside the file is loaded by its path under a name of its own; nothing is put on ``sys.path``, so
-inside it a neighbour is imported relatively (``from . import neighbour``).
+An entry names a constructor by its address (``package.module:Name``), imported when needed; its
+signature is the list of its settings. In a configuration an address may also stand for code of your
+own: a file beside the configuration comes first, loaded by its path under a name of its own (a
+neighbour is imported relatively, ``from . import neighbour``), an installed module second.
 """
 
 from __future__ import annotations

@@ -1,17 +1,8 @@
 """Configuration files: TOML in, a checked and complete :class:`RunConfig` out.
 
-Every section is a table; :mod:`equifed.runs.schema` checks it against the constructor it names.
-
-* A name is one of the catalogue (``equifed list``), or ``package.module:Name`` for an algorithm,
-  objective, schedule, model, loss or data set of your own: looked for beside the file first, then
-  among the installed modules (:mod:`equifed.runs.catalogue`).
-* A table that is given in part is completed from the default of what it belongs to: ``local = { lr
-  = 0.1 }`` changes the step size of the algorithm's own local work and nothing else. ``epochs``
-  takes the place of ``steps`` and the other way round; ``"none"`` takes a default away
-  (``batch_size = "none"``: all samples).
-
-A resolved configuration has every default filled in, and the path of every file; it is written
-beside the results, and can be run again as it is.
+A name is one of the catalogue, or ``package.module:Name`` for code of your own. A table that is
+given in part is completed from the default of what it belongs to; ``"none"`` takes a default away.
+A resolved configuration has every default and the path of every file: it can be run as it is.
 """
 
 from __future__ import annotations

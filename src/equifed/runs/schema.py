@@ -1,10 +1,8 @@
 """A table of a configuration file is the arguments of a constructor.
 
-:func:`settings` reads a signature. An argument that is itself an object is a table inside the
-table: a dataclass by its fields, an objective or a schedule by its name in the catalogue and its
-own settings. A :class:`Checker` checks a table and fills in what is left out; :func:`construct`
-calls the constructor. Every problem names the key, what was seen and what is allowed, and all
-problems are reported together.
+:func:`settings` reads a signature; an argument that is itself an object is a table inside the
+table. A :class:`Checker` checks a table and fills in what is left out, :func:`construct` calls the
+constructor. All problems are reported together: the key, what was seen and what is allowed.
 """
 
 from __future__ import annotations
