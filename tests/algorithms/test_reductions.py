@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests import naive
-from tests.optima import interior_point
+from tests.optima import smooth_optimum
 from tests.problems import PROBLEMS, least_squares, rounds, start
 
 from equifed.algorithms import (
@@ -120,16 +120,16 @@ def test_the_step_sizes_of_drfa_in_theory(convex: bool) -> None:
 
 def test_the_alternative_of_drfa_comes_nearer_at_its_rate() -> None:
     """Section 5.2: with tau = sqrt(T / m) the objective is O(log T / sqrt(mT)) from its minimum."""
-    objective, problem = ChiSquare(0.3), least_squares(3, l2=50.0)
+    objective, problem = ChiSquare(5.0), least_squares(3, l2=20.0)
     n, x = problem.n, start(problem)
-    best, solution = interior_point(problem, objective)
-    curved = [np.linalg.eigvalsh(problem.hessian_of(i, solution)) for i in range(n)]
+    best = smooth_optimum(problem, objective)
+    curved = [np.linalg.eigvalsh(problem.hessian_of(i, x)) for i in range(n)]
     smooth, mu = max(v[-1] for v in curved), min(v[0] for v in curved)
     gaps, counts = [], (20_000, 80_000)
     for count in counts:
-        made = drfa_by_theory(count, smooth, n, strong_convexity=(mu, 0.3 * n), objective=objective)
+        made = drfa_by_theory(count, smooth, n, strong_convexity=(mu, 5 * n), objective=objective)
         assert (made.ascent, made.output) == ("full", "last")
-        assert made.local.steps == round((count / n) ** 0.5) and made.dual_step == 1 / (0.3 * n)
+        assert made.local.steps == round((count / n) ** 0.5) and made.dual_step == 1 / (5 * n)
         assert made.local.lr == 4 * np.log(count) / (mu * count)  # T is large enough
         everyone = replace(made, clients_per_round=None)  # no noise of draws
         state, _ = rounds(everyone, problem.clients("stacked"), x, count // made.local.steps)
