@@ -1,6 +1,9 @@
 """What 30 % of the clients missing in every round cost, for every algorithm with an objective.
 
     python -m benchmarks.absence [--rounds 200] [--absent 0.3] [--seeds 3] [--first 0] [--only NAME]
+                                 [--drawn 20]
+
+A second table has absence and sampling side by side (``benchmarks.sampling``).
 
 Each line is an algorithm with its objective on convex problems (least squares, logistic and softmax
 regression) with three data seeds each. Clients are missing independently and at random. Compared is
@@ -22,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from benchmarks import sampling
 from tests.problems import classification, least_squares, logistic
 
 from equifed.algorithms import (
@@ -178,6 +182,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="first data seed")
     parser.add_argument("--only", default="")
+    parser.add_argument("--drawn", type=int, default=20, help="problems of the second table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| algorithm | worst client's loss | objective, above | objective, below |")
@@ -195,6 +200,9 @@ def main() -> None:
         print(
             f"| {name} | " + " | ".join(f"{100 * cell:+.1f} %" for cell in cells) + " |", flush=True
         )
+    asked = tuple(name for name in sampling.NAMES if arguments.only in name)
+    if asked:
+        sampling.print_table(asked, 0.3, 600, arguments.drawn)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import torch
 from tests.optima import interior_point
-from tests.problems import OBJECTIVES, Problem, convex_problem, drawn_objective, least_squares
+from tests.problems import (
+    OBJECTIVES,
+    Problem,
+    classification,
+    convex_problem,
+    drawn_objective,
+    least_squares,
+)
 from torch import nn
 
 import equifed.training.loop as training
@@ -21,6 +28,7 @@ from equifed.algorithms.afl import AFL
 from equifed.algorithms.around import Certified
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
@@ -31,6 +39,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
+from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare, CVaR, SaddleObjective, WorstCase
 from equifed.report import as_methods, build, write_report
 from equifed.runs import run as runs
@@ -498,3 +507,65 @@ def test_means_of_model_and_weights_are_given_out_together(kind: Any) -> None:
         state, info = algorithm.round(state, engine, Stream(0).at("round", r))
     np.testing.assert_array_equal(history.weights[6], algorithm.weights(state))
     assert np.abs(history.weights[6] - info.weights).max() > 1e-6
+
+
+# -- sampled rounds --------------------------------------------------------------------------------
+
+
+def sampled_run(algorithm: Any, rounds: int, **options: Any) -> History:
+    problem = least_squares(0, n=12, d=5)
+    return train(algorithm, problem.clients("stacked"), rounds=rounds, x=problem.start(), **options)
+
+
+def told_of_sampling(history: History) -> list[str]:
+    return [e["reason"] for e in history.events if "keeps changing" in e.get("reason", "")]
+
+
+ONE_STEP = LocalSGD(lr=0.1, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds", "kind"),
+    [
+        (FedAvg(ONE_STEP, participation=0.3), 60, "average"),
+        (AFL(ONE_STEP, clients_per_round=4), 60, "average"),
+        (FedAvg(ONE_STEP, participation=0.3), 49, "last"),
+        (FedAvg(ONE_STEP), 60, "last"),
+        (Scaffold(ONE_STEP, participation=0.3), 60, "last"),
+        (Remembering(FedAvg(ONE_STEP, participation=0.3)), 60, "last"),
+    ],
+)
+def test_sampled_rounds_end_in_a_mean_unless_they_settle(
+    algorithm: Any, rounds: int, kind: str
+) -> None:
+    history = sampled_run(algorithm, rounds)
+    assert history.given_out is not None and history.given_out.kind == kind
+    settles = getattr(algorithm, "remembers", False) or algorithm == FedAvg(ONE_STEP)
+    assert len(told_of_sampling(history)) == (not settles)
+
+
+def test_the_mean_of_sampled_rounds_is_nearer_to_the_optimum() -> None:
+    problem, found = least_squares(0, n=12, d=5), {}
+    objective = Average(tuple(problem.sizes))
+    best, _ = interior_point(problem, objective)
+    for kind in ("auto", "last"):
+        history = sampled_run(FedAvg(ONE_STEP, participation=0.3), 200, give_out=kind)
+        found[kind] = value_of(problem, objective, history) - best
+    assert 0 <= found["auto"] < 0.5 * found["last"]
+
+
+def test_an_event_says_what_sampling_leaves_and_what_helps() -> None:
+    (told,) = told_of_sampling(sampled_run(FedAvg(ONE_STEP, participation=0.3), 2))
+    assert "asks 4 of 12 clients" in told and "After 50 rounds a mean" in told
+    assert "Remembering(FedAvg(...)) avoids this noise" in told
+    (told,) = told_of_sampling(sampled_run(AFL(ONE_STEP, clients_per_round=3), 2))
+    assert "asks 3 of 12 clients" in told and "Remembering" not in told
+
+
+def test_networks_return_their_last_model() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    clients = simulate(classification((5, 6, 7, 8)), network, "cross_entropy", dtype=torch.float64)
+    history = train(FedAvg(ONE_STEP, participation=0.5), clients, rounds=55)
+    assert history.given_out is not None and history.given_out.kind == "last"
+    (told,) = told_of_sampling(history)
+    assert "give_out='average'" in told

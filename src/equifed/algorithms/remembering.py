@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -102,7 +102,7 @@ class Remembering(Wrapper):
     differences: the weights in the sum are those of now, because they change in every round, and
     model and weights go only |S|/N of their way, because an answer counts in N/|S| rounds. A full
     step, the unbiased correction of SAGA (Defazio et al. 2014), or full dual steps beside shorter
-    primal ones swing or diverge with automatic steps (``python -m benchmarks.absence --steps``).
+    primal ones swing or diverge with automatic steps (``python -m benchmarks.sampling --steps``).
 
     The server holds N x d numbers, so it is refused where sums are hidden. A guard that acts is
     refused: it judges the answers of one round. :class:`.Safeguarded` is not added to sampled
@@ -130,6 +130,8 @@ class Remembering(Wrapper):
     """
 
     algorithm: AnyAlgorithm
+
+    remembers: ClassVar = True
 
     def __post_init__(self) -> None:
         core: Any = unwrap(self.algorithm)

@@ -73,6 +73,11 @@ class Scaffold(Federated):
                 f"variates must be 'stored', 'stored-gradient' or 'fresh', got {self.variates!r}."
             )
 
+    @property
+    def remembers(self) -> bool:
+        """Whether sampling leaves no noise, because clients' last variates are kept."""
+        return self.variates != "fresh"
+
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round; stored variates start at zero."""
         return State(x, None if self.variates == "fresh" else torch.zeros_like(x))

@@ -17,7 +17,7 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
-from equifed.training.final_model import Kept
+from equifed.training.final_model import LONG, Kept
 from equifed.training.history import History, MetricRecord
 
 if TYPE_CHECKING:
@@ -58,13 +58,17 @@ def tell_touches(
     return replace(kept, leader=first, leads=leads)
 
 
-def tell_start(given: Any, algorithm: Any, clients: Clients) -> list[tuple[str, str]]:
-    """Return kind and reason of the events that say what runs: engine, own parts, wrappers."""
+def tell_start(given: Any, algorithm: Any, clients: Clients, means: bool) -> list[tuple[str, str]]:
+    """Return kind and reason of the events that say what runs: engine, own parts, wrappers.
+
+    ``means`` tells that a mean of the models of sampled rounds may be returned.
+    """
     told = [
         ("note", clients.choice),
         ("note", clients.describe_own()),
         ("warning", clients.warn_of_own()),
         ("note", describe_wrapper(given, algorithm)),
+        ("note", describe_sampling(algorithm, clients, means)),
     ]
     return [(kind, reason) for kind, reason in told if reason]
 
@@ -77,6 +81,34 @@ def describe_wrapper(given: Any, ran: Any) -> str | None:
         return None
     why = (f"{cls.__name__}: {(cls.__doc__ or '').strip().partition(chr(10))[0]}" for cls in added)
     return f"Added to {type(_layers(given)[-1]).__name__} by default: {' '.join(why)}"
+
+
+def count_asked(algorithm: Any, n: int) -> int:
+    """Return how many of n clients a round asks; n where those not asked are remembered."""
+    parts = _layers(algorithm)
+    if any(getattr(part, "remembers", False) for part in parts):
+        return n
+    drawn = getattr(parts[-1], "clients_per_round", None)
+    return min(drawn or n, math.ceil(getattr(parts[-1], "participation", 1.0) * n))
+
+
+def describe_sampling(algorithm: Any, clients: Clients, means: bool) -> str | None:
+    """Say what sampling leaves in the model, and what helps."""
+    n, core = len(clients.names), _layers(algorithm)[-1]
+    asked = count_asked(algorithm, n)
+    if asked == n:
+        return None
+    told = f"Each round asks {asked} of {n} clients, so the model keeps changing with the sample. "
+    told += (
+        f"After {LONG} rounds a mean of the last models is returned instead of the last one."
+        if means
+        else "give_out='average' returns a mean of the last models instead of the last one."
+    )
+    may = clients.can_remember() and not clients.hides_sums
+    if not may or not getattr(core, "one_sum", False) or getattr(core, "clients_per_round", None):
+        return told
+    name = type(core).__name__
+    return f"{told} Remembering({name}(...)) avoids this noise at no cost for the clients."
 
 
 def _layers(algorithm: Any) -> list[Any]:

@@ -24,6 +24,10 @@ from equifed.training.tables import GivenOut, MetricRecord, RoundRecord, certifi
 GiveOut = Literal["auto", "last", "certified", "average", "validation"]
 SplitName = Literal["train", "validation", "test"]
 
+LONG = 50
+"""Sampled rounds from which a mean of convex models is mostly better than the last one, and never
+much worse; that of networks is not (``python -m benchmarks.sampling --mean``)."""
+
 StopRule = Callable[[History], str | None]
 """Looks at the history after a round and returns why to stop, or None.
 
@@ -187,11 +191,11 @@ class Giver:
     """Keeps the models that may be given out, and chooses among them at the end.
 
     ``"auto"`` is ``"certified"`` where a round of the last half has a certificate that says
-    something; else ``"average"`` where a round of the last half did without other clients than the
-    round before, because they gave no usable answer: steps of constant length leave noise then. (A
-    client that is away all the time makes no noise, and clients that are merely not sampled do not
-    count.) Else it is ``"last"``. An algorithm that gives out a mean of its own (DRFA, rFedFair)
-    keeps to it, unless training stops at a certified gap.
+    something; else ``"average"`` where steps of constant length leave noise: a round of the last
+    half did without other clients than the round before, because they gave no usable answer (a
+    client that is away all the time makes no noise), or :data:`LONG` rounds sampled clients whose
+    losses are known to be convex. Else it is ``"last"``. An algorithm that gives out a mean of its
+    own (DRFA, rFedFair) keeps to it, unless training stops at a certified gap.
 
     Parameters
     ----------
@@ -199,10 +203,13 @@ class Giver:
         What was asked for.
     proof : bool
         Whether a stop rule looks at the certificate, which must then be that of what is given out.
+    sampled : bool
+        Whether rounds sample clients with convex losses, and those not asked are forgotten.
     """
 
     wanted: GiveOut = "auto"
     proof: bool = False
+    sampled: bool = False
 
     def __post_init__(self) -> None:
         if self.wanted not in get_args(GiveOut):
@@ -229,7 +236,7 @@ class Giver:
             kept = replace(kept, proved=best, latest=r)
         if kept.mean is not None:
             return replace(kept, mean=kept.mean.add(end, info.weights, changed))
-        if self.wanted == "average" or (self.wanted == "auto" and changed):
+        if self.wanted == "average" or (self.wanted == "auto" and (changed or self.sampled)):
             return replace(kept, mean=Mean(end, info.weights, 1, changed))
         return kept
 
@@ -268,7 +275,8 @@ class Giver:
         says = proved is not None and (self.proof or not (own or proved.given.capped))
         if says and 2 * kept.latest > r:
             return "certified"
-        return "average" if mean is not None and 2 * mean.changed > r and not own else "last"
+        noisy = mean is not None and (2 * mean.changed > r or (self.sampled and r >= LONG))
+        return "average" if noisy and not own else "last"
 
 
 def _score(records: Sequence[MetricRecord]) -> tuple[float, ...] | None:

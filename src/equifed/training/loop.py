@@ -125,12 +125,14 @@ def train(
         "give_out": give_out, **({} if x is None else {"start": "given"}), **clients.origin(),
         "ran": events.show_algorithm(ran),
     }  # fmt: skip
-    giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in rules))
+    sampled = events.count_asked(ran, len(clients.names)) < len(clients.names)
+    means = give_out == "auto" and sampled and not isinstance(clients.curvature(), str)
+    giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in rules), means)
     training = _Training(
         algorithm=ran, clients=clients, rounds=rounds, stream=Stream(seed), evaluate=evaluate,
         every=every, metrics=asked, stop=rules, giver=giver, missing=missing, folder=folder,
         callbacks=callbacks if bar is None else [*callbacks, bar], made_of=made_of,
-        first=events.tell_start(algorithm, ran, clients),
+        first=events.tell_start(algorithm, ran, clients, means),
     )  # fmt: skip
     with bar or nullcontext():
         return training.run(None if x is None else clients.flatten(x), resume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -56,6 +57,8 @@ class FedDyn(Federated):
     alpha: float = 1.0
     weighting: Weighting = "uniform"
     participation: float = 1.0
+
+    remembers: ClassVar = True  # clients keep h_i: sampling leaves no noise
 
     def __post_init__(self) -> None:
         super().__post_init__()
