@@ -56,7 +56,7 @@ class Memory:
     def get(self, key: str) -> NDArray[Any] | None:
         """Return the vector under a key, or None if it is not here or damaged."""
         try:
-            content = (self.folder / f"{_name(key)}.vector").read_bytes()
+            content = self._place(key).read_bytes()
             line, _, body = content.partition(b"\n")
             head = json.loads(line)
             if head["key"] != key or head["sha256"] != hashlib.sha256(body).hexdigest():
@@ -70,7 +70,7 @@ class Memory:
         rounds = sorted({*self._own_rounds(), round})
         self._write_vector(f"own {round}", part, {"round": round}, sync=True)
         for old in rounds[:-OWN_ROUNDS]:
-            (self.folder / f"{_name(f'own {old}')}.vector").unlink(missing_ok=True)
+            self._place(f"own {old}").unlink(missing_ok=True)
         self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})
 
     def own_before(self, round: int) -> NDArray[Any] | None:
@@ -92,7 +92,7 @@ class Memory:
     def trace(self, key: str) -> tuple[str, int]:
         """Return the model and the round that a vector comes from; "" and 0 if it is not here."""
         try:
-            with (self.folder / f"{_name(key)}.vector").open("rb") as file:
+            with self._place(key).open("rb") as file:
                 head = json.loads(file.readline())
             return str(head["model"]), int(head["round"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -101,14 +101,14 @@ class Memory:
     def read_record(self, name: str) -> dict[str, Any]:
         """Return a small record, empty if there is none."""
         try:
-            value = json.loads((self.folder / f"{_name(name)}.json").read_bytes())
+            value = json.loads(self._place(name, "json").read_bytes())
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
 
     def write_record(self, name: str, value: dict[str, Any]) -> None:
         """Replace a small record; it is on the disk when this returns."""
-        self._write(f"{_name(name)}.json", json.dumps(value).encode(), sync=True)
+        self._write(self._place(name, "json"), json.dumps(value).encode(), sync=True)
 
     def tidy(self, round: int, pins: list[str]) -> None:
         """Delete vectors that no request of the last rounds named.
@@ -119,10 +119,10 @@ class Memory:
         seen = self._mark_seen(pins, round)
         old = [key for key, last in seen.items() if last < round - KEEP_ROUNDS]
         for key in old:
-            (self.folder / f"{_name(key)}.vector").unlink(missing_ok=True)
+            self._place(key).unlink(missing_ok=True)
         if old:
             left = {key: last for key, last in seen.items() if key not in old}
-            self._write(f"{_name('seen')}.json", json.dumps(left).encode())
+            self._write(self._place("seen", "json"), json.dumps(left).encode())
 
     def _mark_seen(self, keys: list[str], round: int) -> dict[str, int]:
         seen = {k: int(v) for k, v in self.read_record("seen").items()}
@@ -130,7 +130,7 @@ class Memory:
         for key in keys:
             seen[key] = max(round, seen.get(key, round))
         if seen != before:
-            self._write(f"{_name('seen')}.json", json.dumps(seen).encode())
+            self._write(self._place("seen", "json"), json.dumps(seen).encode())
         return seen
 
     def _write_vector(
@@ -140,11 +140,14 @@ class Memory:
         head = {"key": key, "dtype": data.dtype.name, "size": data.size, **more}
         head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
         content = json.dumps(head).encode() + b"\n" + data.tobytes()
-        self._write(f"{_name(key)}.vector", content, sync)
+        self._write(self._place(key), content, sync)
 
-    def _write(self, name: str, content: bytes, sync: bool = False) -> None:
+    def _place(self, name: str, kind: str = "vector") -> Path:
+        return self.folder / f"{_name(name)}.{kind}"
+
+    def _write(self, path: Path, content: bytes, sync: bool = False) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(self.folder / name, content, sync)
+        write_private(path, content, sync)
 
 
 @dataclass(frozen=True)

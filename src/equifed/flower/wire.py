@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -273,9 +273,7 @@ def _split(record: ConfigRecord) -> dict[str, Array]:
             name, dtype, shape = str(name), str(dtype), tuple(int(n) for n in shape)
         except (TypeError, ValueError, OverflowError):
             raise WireError("the index is not one of arrays") from None
-        if dtype not in DTYPES or min(shape, default=0) < 0:
-            raise WireError(f"the array {_shorten(name)} has an unknown kind or shape")
-        end = at + math.prod(shape) * np.dtype(dtype).itemsize
+        end = at + _measure(name, dtype, shape)
         if name in arrays or end > len(data):
             raise WireError(f"the array {_shorten(name)} does not have the size that it states")
         arrays[name] = Array(dtype, shape, "equifed.raw", data[at:end])
@@ -286,14 +284,17 @@ def _split(record: ConfigRecord) -> dict[str, Array]:
 
 
 def _unpack(name: str, array: Array) -> NDArray[Any]:
-    if array.dtype not in DTYPES or len(array.shape) > 2 or min(array.shape, default=0) < 0:
-        raise WireError(f"the array {_shorten(name)} has an unknown kind or shape")
-    dtype = np.dtype(array.dtype).newbyteorder("<")
-    if len(array.data) != math.prod(array.shape) * dtype.itemsize:
+    if len(array.data) != _measure(name, array.dtype, array.shape):
         raise WireError(f"the array {_shorten(name)} does not have the size that it states")
-    return (
-        np.frombuffer(array.data, dtype=dtype).astype(array.dtype, copy=False).reshape(array.shape)
-    )
+    found = np.frombuffer(array.data, dtype=np.dtype(array.dtype).newbyteorder("<"))
+    return found.astype(array.dtype, copy=False).reshape(array.shape)
+
+
+def _measure(name: str, dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of an array that may be sent."""
+    if dtype not in DTYPES or len(shape) > 2 or min(shape, default=0) < 0:
+        raise WireError(f"the array {_shorten(name)} has an unknown kind or shape")
+    return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 def _shorten(value: object) -> str:

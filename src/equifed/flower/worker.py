@@ -6,7 +6,7 @@ written at the end, so a request may be repeated at will.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,23 +87,11 @@ class Worker:
 
     def answer(self) -> Reply:
         """Do what the request says."""
-        op = self.request.op
-        operations: Mapping[str, Callable[[], Reply]] = {
-            "hello": self.hello,
-            "losses": self.losses,
-            "gradient": self.gradient,
-            "local": self.local,
-            "sum": self.sum,
-            "curvature": self.curvature,
-            "bounds": self.bounds,
-            "norms": self.norms,
-            "recall": self.recall,
-            "metrics": self.metrics,
-            "statistics": self.statistics,
-            "deliver": self.deliver,
-            **dict.fromkeys(STEPS, lambda: self.request.reply(self._masking().take_step(op))),
-        }
-        reply = operations[op]()
+        op = self.request.op  # one of those that ``wire`` lists
+        if op in STEPS:
+            reply = self.request.reply(self._masking().take_step(op))
+        else:
+            reply = getattr(self, op)()
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
         return reply
 

@@ -145,9 +145,9 @@ class Epoch:
 
     def publish(self) -> Published:
         """Step 1: return the public keys."""
-        masking = tuple(make_public_key(self._mask_key(slot)) for slot in range(self.slots))
-        own = tuple(digest_secret(self._own_mask(slot)) for slot in range(self.slots))
-        return Published(make_public_key(self._sharing_key()), masking, own)
+        masking = tuple(make_public_key(self._derive(f"mask {slot}")) for slot in range(self.slots))
+        own = tuple(digest_secret(self._derive(f"own {slot}")) for slot in range(self.slots))
+        return Published(make_public_key(self._derive("sharing")), masking, own)
 
     def share(self, parties: Mapping[int, Published]) -> tuple[Boxes, Digests]:
         """Step 2: return one encrypted pair of shares per slot for every other, digests of all."""
@@ -191,8 +191,10 @@ class Epoch:
         """
         publics = {j: keys.masking[slot] for j, keys in parties.items()}
         purpose = _name_sum(self.name, slot, parties, members)
-        pairs = make_pair_mask(self._mask_key(slot), self.own, publics, purpose, len(vector))
-        return vector + expand_mask(self._own_mask(slot), len(vector)) + pairs
+        pairs = make_pair_mask(
+            self._derive(f"mask {slot}"), self.own, publics, purpose, len(vector)
+        )
+        return vector + expand_mask(self._derive(f"own {slot}"), len(vector)) + pairs
 
     def unmask(
         self,
@@ -231,22 +233,16 @@ class Epoch:
         t = majority(len(holders))
         random = [derive_key(self.secret, f"polynomial {kind} {slot}") for kind in ("own", "mask")]
         return (
-            share_secret(self._own_mask(slot), random[0], holders, t),
-            share_secret(self._mask_key(slot), random[1], holders, t),
+            share_secret(self._derive(f"own {slot}"), random[0], holders, t),
+            share_secret(self._derive(f"mask {slot}"), random[1], holders, t),
         )
 
     def _box_key(self, public: bytes, sender: int, holder: int, slot: int) -> bytes:
         purpose = f"{self.name} share of {sender} for {holder} in {slot}"
-        return agree_on_key(self._sharing_key(), public, purpose)
+        return agree_on_key(self._derive("sharing"), public, purpose)
 
-    def _sharing_key(self) -> bytes:
-        return derive_key(self.secret, f"{self.name} sharing")
-
-    def _mask_key(self, slot: int) -> bytes:
-        return derive_key(self.secret, f"{self.name} mask {slot}")
-
-    def _own_mask(self, slot: int) -> bytes:
-        return derive_key(self.secret, f"{self.name} own {slot}")
+    def _derive(self, purpose: str) -> bytes:
+        return derive_key(self.secret, f"{self.name} {purpose}")
 
 
 def open_sum(
