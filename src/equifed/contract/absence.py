@@ -224,12 +224,12 @@ class Recall(ClientsView):
        \qquad \sum_i \lambda_i v_i \approx \frac{N}{|\text{heard}|} G
 
     with :math:`h_i` a client's last contribution to the sum that moves the model
-    (:meth:`ClientVectors.step`): the memory of MIFA (Gu et al. 2021, Algorithm 1), the stochastic
-    average gradient of Schmidt et al. (2017) where chance picks the clients. Scaling the sum over S
-    alone has the right mean, too, but its noise does not vanish at the solution; this does, for
-    there the contributions no longer change. An answer counts until the next one, in |heard|/|S|
-    rounds on average, so the step is shortened by |S|/|heard|: it counts once. (MIFA's own step is
-    not shortened.)
+    (:meth:`ClientVectors.step`): the memory of MIFA (Gu et al., "Fast federated learning in the
+    presence of arbitrary device unavailability", NeurIPS 2021, Algorithm 1), but not its step.
+    An answer counts until the next one, in |heard|/|S| rounds on average, so the step is shortened
+    by |S|/|heard| and it counts once; MIFA's is not shortened. Scaling the sum over S alone has the
+    right mean, too, but its noise does not vanish at the solution; this does, as the stochastic
+    average gradient's (Schmidt et al. 2017), for there the contributions no longer change.
 
     It begins with the first round in which somebody is missing; until then sums are the engine's,
     to the bit. Clients keep their vectors, for one more sum in a round. It begins anew when a
