@@ -1,8 +1,9 @@
 """SCAFF-PD with automatic steps, and FairNewton, on random convex problems: rounds to 1e-6.
 
 Run ``python -m benchmarks.auto_steps`` (or with ``--problems 100``); prints a table for every part,
-the first for both methods. ``--brief`` prints the first part alone, ``--only NAME`` one method of
-it; ``--horizon`` and ``--local-steps`` change one thing about SCAFF-PD.
+the first for all methods. ``--brief`` prints the first part alone, ``--only NAME`` one method of
+it, ``--hard`` the fifteen hard families alone; ``--horizon`` and ``--local-steps`` change one thing
+about SCAFF-PD.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from tests.optima import interior_point
-from tests.problems import LeastSquares, Problem, convex_problem, drawn_objective
+from tests.problems import Array, LeastSquares, Logistic, Problem, convex_problem, drawn_objective
 
 from equifed.algorithms.accelerated import Accelerated
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaled import Scaled
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -40,8 +42,13 @@ def accelerated(objective: SaddleObjective, **options: Any) -> Accelerated:
     return Accelerated(ScaffPD(objective, **options))
 
 
+def scaled(objective: SaddleObjective, **options: Any) -> Scaled:
+    """SCAFF-PD in coordinates of equally steep columns."""
+    return Scaled(ScaffPD(objective, **options))
+
+
 METHODS: dict[str, Callable[..., Any]] = {
-    "ScaffPD": ScaffPD, "Accelerated": accelerated, "FairNewton": FairNewton
+    "ScaffPD": ScaffPD, "Scaled": scaled, "Accelerated": accelerated, "FairNewton": FairNewton
 }  # fmt: skip
 
 
@@ -121,6 +128,84 @@ def table(outcomes: dict[str, list[Outcome]]) -> None:
             f"{name:25} {len(group):8d} {np.median(rounds):7.1f} {rounds.max():6d} "
             f"{np.median(proved):16.1f} {proved.max():8d} {min(o.slack for o in group):12.3f}"
         )
+
+
+def _one_column(d: int, factor: float) -> Array:
+    out = np.ones(d)
+    out[0] = factor
+    return out
+
+
+def _with_copies(a: Array, draw: np.random.Generator, noise: float) -> Array:
+    """Replace half of the columns by noisy copies of the others."""
+    half = a.shape[1] // 2
+    return np.hstack([a[:, :half], a[:, :half] + noise * draw.standard_normal((len(a), half))])
+
+
+Change = Callable[[Array, np.random.Generator, int], Array]
+HARD: dict[str, tuple[type[Problem], Change]] = {
+    "units, 1e-3 to 1e3": (LeastSquares, lambda a, g, i: a * 10.0 ** np.linspace(-3, 3, 10)),
+    "units, classes": (Logistic, lambda a, g, i: a * 10.0 ** np.linspace(-3, 3, 10)),
+    "a column x 1000": (LeastSquares, lambda a, g, i: a * _one_column(10, 1e3)),
+    "a column / 1000": (Logistic, lambda a, g, i: a * _one_column(10, 1e-3)),
+    "rare columns": (Logistic, lambda a, g, i: a * (g.random(a.shape) < np.linspace(0.02, 1, 10))),
+    "heavy tails": (LeastSquares, lambda a, g, i: np.sign(a) * np.abs(a) ** 3),
+    "units and client scales": (
+        LeastSquares, lambda a, g, i: a * 10.0 ** (np.linspace(-2, 2, 10) + g.uniform(-0.5, 0.5))
+    ),
+    "units of each client": (
+        LeastSquares, lambda a, g, i: a * 10.0 ** g.uniform(-1, 1, 10)
+    ),
+    "copies, noise 0.1": (LeastSquares, lambda a, g, i: _with_copies(a, g, 0.1)),
+    "copies, classes": (Logistic, lambda a, g, i: _with_copies(a, g, 0.1)),
+    "copies, noise 0.01": (LeastSquares, lambda a, g, i: _with_copies(a, g, 0.01)),
+    "means of 10": (LeastSquares, lambda a, g, i: a + 10.0),
+    "one class each": (Logistic, lambda a, g, i: a),
+    "one class and units": (Logistic, lambda a, g, i: a * 10.0 ** np.linspace(-2, 2, 10)),
+    "few samples": (LeastSquares, lambda a, g, i: a[:5] * 10.0 ** np.linspace(-1, 1, 10)),
+}  # fmt: skip
+"""Families of hard problems: their loss, and what is done to random features of a client."""
+
+
+def hard_problem(name: str, seed: int = 0) -> Problem:
+    """Draw eight clients of 40 samples and ten features, l2 = 1e-3, of a hard family."""
+    kind, change = HARD[name]
+    draw = np.random.default_rng([seed, *name.encode()])
+    inputs = [change(draw.standard_normal((40, 10)), draw, i) for i in range(8)]
+    common = draw.standard_normal(10) / np.sqrt(np.mean(np.square(np.vstack(inputs)), axis=0))
+    targets = []
+    for i, a in enumerate(inputs):
+        signal = a @ (common * (1 + 0.3 * draw.standard_normal(10)))
+        noisy = signal + 0.3 * draw.standard_normal(len(a))
+        classes = np.full(len(a), i % 2) if "one class" in name else (noisy > 0).astype(np.int64)
+        targets.append(classes if kind is Logistic else noisy)
+    return kind(tuple(inputs), tuple(targets), 1e-3, engine="stacked")
+
+
+def hard_families(rounds: int = 100) -> None:
+    """Relative gap after 100 rounds, and rounds to 1e-3, with and without second order."""
+    print(f"\nhard families: gap to the optimum after {rounds} rounds, and rounds to 1e-3")
+    print(f"{'family':25} {'objective':11}" + "".join(f"{name:>20}" for name in HARD_METHODS))
+    for k, name in enumerate(HARD):
+        problem, objective = hard_problem(name), (WorstCase(), CVaR(0.5), ChiSquare(0.1))[k % 3]
+        runs = {
+            method: train(
+                METHODS[method](objective), problem.clients(), rounds=count, x=problem.start()
+            )
+            for method, count in HARD_METHODS.items()
+        }
+        proved = [r.objective - r.numbers["gap"] for r in runs["FairNewton"].rounds]
+        best, cells = max(proved), []
+        for history in runs.values():
+            gaps = (np.array([r.objective for r in history.rounds]) - best) / abs(best)
+            near = np.flatnonzero(gaps <= 1e-3)
+            first = f"{near[0]:4d}" if len(near) else "   -"
+            cells.append(f"{gaps[: rounds + 1].min():12.1e} {first:>7}")
+        print(f"{name:25} {type(objective).__name__:11}" + "".join(cells), flush=True)
+
+
+HARD_METHODS = {"ScaffPD": 300, "Scaled": 300, "FairNewton": 100}
+"""Methods that are tried on hard families, and for how many rounds."""
 
 
 def signed_weights(problems: int = 10) -> None:
@@ -263,6 +348,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=50)
     parser.add_argument("--only", default="", choices=["", *METHODS])
+    parser.add_argument("--hard", action="store_true", help="the hard families alone")
     parser.add_argument("--brief", action="store_true", help="the rounds of SCAFF-PD alone")
     parser.add_argument("--horizon", type=float, default=4.0)
     parser.add_argument("--local-steps", type=int, default=8)
@@ -270,7 +356,10 @@ def main() -> None:
     started, asked = time.perf_counter(), parser.parse_args()
     steps, local = AutoSteps(horizon=asked.horizon), LocalSGD(lr=1.0, steps=asked.local_steps)
     given = {"steps": steps, "local": local}
-    options: dict[str, dict[str, Any]] = {"ScaffPD": given, "Accelerated": given}
+    options: dict[str, dict[str, Any]] = {name: given for name in METHODS if name != "FairNewton"}
+    if asked.hard:
+        hard_families()
+        return
     for name, method in METHODS.items():
         if asked.only in ("", name):
             print(f"\n{name}")
@@ -278,6 +367,7 @@ def main() -> None:
             table(found)
     if asked.brief:
         return
+    hard_families()
     signed_weights()
     papers_regression()
     against_drfa()
