@@ -1,17 +1,20 @@
 """An L2 penalty that leaves biases free: the same on every engine, and honest about curvature."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tests.problems import classification, regression
+from tests.problems import classification, regression, rounds
 from torch import nn
 
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.contract.curvature import Curvature
+from equifed.contract.curvature import Curvature, CurvatureSum
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
-from equifed.objectives import Average
+from equifed.objectives import Average, ChiSquare
 from equifed.runs.build import build_run
 from equifed.runs.config import RunConfig
 from equifed.training.loop import train
@@ -86,6 +89,38 @@ def test_a_free_bias_leaves_logistic_regression_without_a_certificate() -> None:
         assert proved or "on all parameters" in str(history.certificate())
     free = simulate(data, nn.Linear(3, 2, bias=False), l2=L2, penalise="weights", dtype=DOUBLE)
     assert free.curvature().strong_convexity.tolist() == [L2, L2]
+
+
+@pytest.mark.parametrize("form", ["full", "blocks", "diagonal"])
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+def test_sums_of_hessians_have_no_penalty_on_biases(loss: Any, form: Any) -> None:
+    """The difference to a sum without any penalty is that of the weights alone."""
+    data = regression() if loss == "squared" else classification(classes=2)
+    module, share = nn.Linear(3, 1 if loss == "squared" else 2), np.full(5, 0.2)
+    given = {"engine": "loop", "dtype": DOUBLE}
+    made = [simulate(data, module, loss, l2=l2, penalise="weights", **given) for l2 in (L2, 0.0)]
+    x = torch.linspace(-1, 1, made[0].model.size, dtype=DOUBLE)
+    penalised, free = (clients.curvature_sum(x, share, form) for clients in made)
+    assert isinstance(penalised, CurvatureSum) and isinstance(free, CurvatureSum)
+    left = penalised.blocks - free.blocks
+    diagonal = left if form == "diagonal" else left.diagonal(dim1=-2, dim2=-1)
+    one = torch.tensor([L2, L2, L2, 0.0], dtype=DOUBLE)
+    expected = one.repeat(len(diagonal[0]) // 4).expand_as(diagonal)
+    torch.testing.assert_close(diagonal, expected, rtol=0, atol=1e-12)
+    if form != "diagonal":
+        assert float((left - torch.diag_embed(diagonal)).abs().max()) < 1e-12
+    assert penalised.penalty == 0.0  # none that all coordinates share
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+def test_fair_newton_solves_with_free_biases(loss: Any) -> None:
+    data = regression() if loss == "squared" else classification(classes=2, sizes=(9, 9, 9))
+    module = nn.Linear(3, 1 if loss == "squared" else 2)
+    clients = simulate(data, module, loss, l2=L2, penalise="weights", dtype=DOUBLE)
+    state, infos = rounds(FairNewton(ChiSquare(0.1)), clients, np.zeros(clients.model.size), 15)
+    _, gradients = clients.value_and_gradient(state.x, Stream(0))
+    assert float(gradients.weighted_sum(infos[-1].weights).norm()) < 1e-6
+    assert infos[-1].numbers["curvature_sums"] >= 1
 
 
 def test_a_wrong_word_is_refused() -> None:

@@ -78,7 +78,7 @@ class CurvatureSum:
 
     blocks: Vector  # (b, q, q); (b, q, r) times a thin matrix; (b, q) diagonals
     places: Vector  # (k, q): where each block's coordinates lie; b is k, or 1 where shared
-    penalty: float  # the L2 penalty's part of the diagonal
+    penalty: float  # the L2 penalty's part of the diagonal; 0 where it is not the same everywhere
     exact: bool  # the H_i are the Hessians themselves
     constant: bool  # they are the same at every model
 

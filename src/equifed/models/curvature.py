@@ -225,8 +225,6 @@ class LinearHessian:
             return f"the second derivative of the loss {name} is not known"
         if model.own_size and not profile:
             return "clients have own parameters, and the sum would have to do without them"
-        if model.penalised is not None:
-            return "biases are not penalised, and blocks know one penalty for all parameters"
         if model.dtype not in (torch.float32, torch.float64):
             return f"the model computes in {model.dtype}"
         return cls(model, rows, loss, find_places(model), *_trained_parts(model), form)
@@ -306,15 +304,17 @@ class LinearHessian:
     def answer(self, total: Tensor, weights: Weights, thin: Tensor | None = None) -> CurvatureSum:
         """Return the blocks with the penalty's part."""
         penalty = self.model.l2 * float(np.sum(weights))
-        if self.form == "diagonal":
-            total += penalty
-        elif thin is not None:
-            total += penalty * thin.to(total)
-        else:
-            total.diagonal(dim1=-2, dim2=-1).add_(penalty)
         places = self.places.reshape(1, -1) if self.whole else self.places
+        ridge = penalty * self.model.pull(total.new_ones(self.model.size))[places[0]]
+        if self.form == "diagonal":
+            total += ridge
+        elif thin is not None:
+            total += ridge[:, None] * thin.to(total)
+        else:
+            total.diagonal(dim1=-2, dim2=-1).add_(ridge)
         exact = self.form != "diagonal" and (self.loss != "cross_entropy" or self.whole)
-        return CurvatureSum(total, places, penalty, exact, self.loss == "squared")
+        common = penalty if self.model.penalised is None else 0.0  # biases may be free
+        return CurvatureSum(total, places, common, exact, self.loss == "squared")
 
     def numbers(self, thin: Tensor | None = None) -> int:
         """Return how many numbers a client sends: of a symmetric matrix one triangle."""
