@@ -514,6 +514,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         lambda n: {**n, "boxes": {j: [flip(b) for b in v] for j, v in n["boxes"].items()}},
         "sent shares of its keys that 4 of 4 cannot open",
     ),
+    "holders written otherwise": (
+        "query.shares",
+        lambda n: {**n, "boxes": {f"0{j}": v for j, v in n["boxes"].items()}},
+        "sent something else than keys or shares",
+    ),
     "digests of other shares": (
         "query.shares",
         lambda n: {

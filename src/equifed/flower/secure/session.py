@@ -92,6 +92,8 @@ def from_hex(value: Any, *kinds: type[Any]) -> Any:
     if not isinstance(value, kinds[0]):
         raise TypeError(f"no {kinds[0].__name__}")
     if isinstance(value, dict):
+        if any(key != str(int(key)) for key in value):  # one way to write a position
+            raise ValueError("no position")
         return {int(key): from_hex(inner, *kinds[1:]) for key, inner in value.items()}
     return [from_hex(inner, *kinds[1:]) for inner in value]
 
