@@ -24,8 +24,13 @@ from equifed import Federation, ScaffPD, simulate, train
 from equifed.data import read_columns, standardise
 from equifed.datasets import EMBEDDED
 from equifed.models import build
-from equifed.objectives import CVaR, RelativeFairness
-from equifed.objectives.generalisation import integrated_bound, largest_skewness, limit_skewness
+from equifed.objectives import (
+    CVaR,
+    RelativeFairness,
+    integrated_bound,
+    largest_skewness,
+    limit_skewness,
+)
 
 Array = NDArray[np.float64]
 SOURCE = "IA, Section 4.3, Fig. 3 and Appendix J.1"

@@ -23,8 +23,8 @@ from experiments.harness.measures import (
 from experiments.harness.running import Histories, run_variants
 
 from equifed.metrics import paired_difference
-from equifed.objectives import HeterogeneousCVaR
-from equifed.objectives.generalisation import (
+from equifed.objectives import (
+    HeterogeneousCVaR,
     rc_fl_bound,
     rc_fl_bound_by_client,
     weighted_massart,

@@ -14,6 +14,15 @@ from equifed.objectives.distances import L1Distance, L2Distance, LpDistance
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean, ProjectedGradient
 from equifed.objectives.excess import ExcessRisk
 from equifed.objectives.free_sums import Proportional, QFair
+from equifed.objectives.generalisation import (
+    integrated_bound,
+    largest_skewness,
+    limit_skewness,
+    rc_fl_bound,
+    rc_fl_bound_by_client,
+    skewness,
+    weighted_massart,
+)
 from equifed.objectives.kl import KL, Tilted
 from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
 from equifed.objectives.transport import Transport
@@ -46,5 +55,12 @@ __all__ = [
     "Tilted",
     "Transport",
     "WorstCase",
+    "integrated_bound",
+    "largest_skewness",
+    "limit_skewness",
     "mean_variance",
+    "rc_fl_bound",
+    "rc_fl_bound_by_client",
+    "skewness",
+    "weighted_massart",
 ]
