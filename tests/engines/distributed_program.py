@@ -15,6 +15,7 @@ from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.scaled import Scaled
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
@@ -34,9 +35,13 @@ ALGORITHMS = {
     "drfa": DRFA(WORK, clients_per_round=3, output="average"),
     "rfedfair": RFedFair(WORK, clients_per_round=3),
     "own": Scaffold(WORK, participation=0.6),
+    "scaled": Scaled(ScaffPD(ChiSquare(0.1))),
 }
 METRICS = ("balanced_accuracy", "auroc", "brier")
-OPTIONS: dict[str, dict[str, str]] = {"own": {"own": "head"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "own": {"own": "head"},
+    "scaled": {"model": "logistic", "l2": 0.01},
+}
 SIZES = [6, 11, 3, 8, 15, 9, 2]
 
 
@@ -50,8 +55,8 @@ def federation() -> Federation:
 
 
 def loop(name: str) -> History:
-    options: Any = OPTIONS.get(name, {})
-    clients = LoopClients(federation(), "mlp", dtype=torch.float64, **options)
+    options: Any = {"model": "mlp", **OPTIONS.get(name, {})}
+    clients = LoopClients(federation(), dtype=torch.float64, **options)
     return train(ALGORITHMS[name], clients, rounds=6, seed=2, evaluate=SPLITS, metrics=METRICS)
 
 
@@ -70,8 +75,8 @@ def main(names: list[str], folder: Path, mode: str) -> None:
 
 
 def run(name: str, folder: Path, mode: str) -> None:
-    options: Any = OPTIONS.get(name, {})
-    clients = DistributedClients(federation(), "mlp", dtype=torch.float64, **options)
+    options: Any = {"model": "mlp", **OPTIONS.get(name, {})}
+    clients = DistributedClients(federation(), dtype=torch.float64, **options)
     group = clients.group()
     assert group is not None
     store = RunFolder(folder, clients.names, group)
