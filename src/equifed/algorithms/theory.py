@@ -65,6 +65,8 @@ def drfa_by_theory(
     --------
     >>> drfa_by_theory(10_000, smoothness=2.0, clients_per_round=4).local.steps
     5
+    >>> drfa_by_theory(10_000, 2.0, 4, strong_convexity=(1.0, 0.5)).local.steps
+    50
     """
     if not (iterations > 1 and min(smoothness, *(strong_convexity or (1.0,))) > 0):
         raise ValueError(

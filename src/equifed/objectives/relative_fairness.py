@@ -70,6 +70,11 @@ class GeneralIntegratedSet(SaddleObjective):
         \le \epsilon^2 \max(1, |z - w|)
 
     holds for ``TOLERANCE`` epsilon; else it is refused. What it returns lies in the set.
+
+    >>> from equifed.objectives import Average, HeterogeneousCVaR
+    >>> unequal = GeneralIntegratedSet(0.5, HeterogeneousCVaR((0.5, 1.0)), Average())
+    >>> unequal.weights(np.array([2.0, 1.0]))  # ((1, 0) - 0.5 (0.5, 0.5)) / 0.5
+    array([ 1.5, -0.5])
     """
 
     phi: float
