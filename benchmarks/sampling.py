@@ -51,7 +51,9 @@ class Case:
 
     def above(self, x: torch.Tensor) -> float:
         """Return by how much a model is above the optimum, in percent."""
-        return 100 * (self.objective.value(self.problem.losses(x.numpy())) / self.best - 1)
+        losses = self.problem.losses(x.numpy())
+        finite = bool(np.isfinite(losses).all())
+        return 100 * (self.objective.value(losses) / self.best - 1) if finite else np.nan
 
 
 def make_case(name: str, problem: Problem, rounds: int) -> Case:
@@ -115,6 +117,11 @@ def compare(case: Case, share: float, rounds: int) -> list[float]:
     return [case.above(found) for found in (every, lost, last, mean, kept, noisy)]
 
 
+def show(percent: float) -> str:
+    """Return a cell."""
+    return "< 0.01" if percent < 0.01 else f"{percent:.2g}"
+
+
 def print_table(names: tuple[str, ...], share: float, rounds: int, drawn: int) -> None:
     """Print absence and sampling side by side."""
     missing = f"{1 - share:.0%} missing"
@@ -123,7 +130,7 @@ def print_table(names: tuple[str, ...], share: float, rounds: int, drawn: int) -
     print("|---" * (len(heads) + 1) + "|")
     for name in names:
         rows = [compare(make_case(name, p, rounds), share, rounds) for p in problems(drawn)]
-        cells = [f"{max(c):.2g} / {np.median(c):.2g}" for c in np.array(rows).T]
+        cells = [f"{show(max(c))} / {show(float(np.median(c)))}" for c in np.array(rows).T]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -157,10 +164,10 @@ class FullDual(Remembering):
 
 
 STEPS: dict[str, tuple[type[Remembering], type[remembering._Table]]] = {
-    "|S|/N of the way": (Remembering, remembering._Table),
+    "share of the way": (Remembering, remembering._Table),
     "full steps": (Further, remembering._Table),
     "full dual steps": (FullDual, remembering._Table),
-    "SAGA, |S|/N of the way": (Remembering, Saga),
+    "SAGA, share of the way": (Remembering, Saga),
     "SAGA, full steps": (Further, Saga),
 }
 

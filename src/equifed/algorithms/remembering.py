@@ -100,9 +100,10 @@ class Remembering(Wrapper):
 
     This is SAG (Schmidt et al. 2017) over clients, as in MIFA (Gu et al. 2021), with two
     differences: the weights in the sum are those of now, because they change in every round, and
-    model and weights go only |S|/N of their way, because an answer counts in N/|S| rounds. A full
-    step, the unbiased correction of SAGA (Defazio et al. 2014), or full dual steps beside shorter
-    primal ones swing or diverge with automatic steps (``python -m benchmarks.sampling --steps``).
+    model and weights go only |S|/N of their way, because an answer counts in N/|S| rounds. Full
+    steps, with or without the unbiased correction of SAGA (Defazio et al. 2014), or full dual steps
+    beside shorter primal ones swing or diverge with automatic steps
+    (``python -m benchmarks.sampling --steps``).
 
     The server holds N x d numbers, so it is refused where sums are hidden. A guard that acts is
     refused: it judges the answers of one round. :class:`.Safeguarded` is not added to sampled
