@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from equifed.contract import Clients, Curvature, LocalSGD, MissingClients, Stream, Vector, Weights
+from equifed.contract import (
+    Clients,
+    Curvature,
+    LocalSGD,
+    Losses,
+    MissingClients,
+    Stream,
+    Vector,
+    Weights,
+)
 from equifed.contract.absence import carry_over
 from equifed.contract.arrays import ClientVectors
 from equifed.steps.schedules import Problem, StepSizes, WeightChange, epsilon
@@ -237,6 +246,8 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
         else:  # too little to tell the largest eigenvalue from the others
             low, wanted = rate, rate * (3.1 / (1 + growth) if growth > 1.1 else 2.0)
         rate = wanted if low < wanted < high else math.sqrt(low * high)
+    if low == 0:  # too steep for any of them: whoever gives no usable answer is named
+        _walk(clients, x, control, rate, rough, stream.at("steep"))
     return 2 * rough
 
 
@@ -244,20 +255,27 @@ def _growth(
     clients: Clients, x: Vector, control: ClientVectors, rate: float, rough: float, stream: Stream
 ) -> float | None:
     """Return by how much the displacement grew in the last step; None if it went too far."""
-    steps, first, limit = (16, 1e-8, 0.1) if epsilon(x) < 1e-10 else (8, 1e-3, 1.0)
+    limit = (0.1 if epsilon(x) < 1e-10 else 1.0) / math.sqrt(rough)
+    try:
+        before, after = _walk(clients, x, control, rate, rough, stream)
+    except MissingClients:
+        return None
+    return None if after.max() > limit else float((after / np.maximum(before, 1e-300)).max())
+
+
+def _walk(
+    clients: Clients, x: Vector, control: ClientVectors, rate: float, rough: float, stream: Stream
+) -> tuple[Losses, Losses]:
+    """Return the lengths of every client's displacement before and after the last step."""
+    steps, first = (16, 1e-8) if epsilon(x) < 1e-10 else (8, 1e-3)
     scale = 1 / math.sqrt(rough)  # over which a loss of order one changes its curvature
     target = _direction(x, stream) * (first * scale / rate)
     lengths = []
-    try:
-        for more in (0, 1):
-            work = LocalSGD(lr=rate, steps=steps + more)
-            moved = clients.local_steps(x, work, stream.at("local"), control=control, target=target)
-            lengths.append(np.sqrt(moved.displacement.squared_norms()))
-    except MissingClients:
-        return None
-    if lengths[1].max() > limit * scale:
-        return None
-    return float((lengths[1] / np.maximum(lengths[0], 1e-300)).max())
+    for more in (0, 1):
+        work = LocalSGD(lr=rate, steps=steps + more)
+        moved = clients.local_steps(x, work, stream.at("local"), control=control, target=target)
+        lengths.append(np.sqrt(moved.displacement.squared_norms()))
+    return lengths[0], lengths[1]
 
 
 def _direction(x: Vector, stream: Stream) -> Vector:
