@@ -18,6 +18,7 @@ import pytest
 import torch
 from tests.optima import interior_point, smooth_optimum
 from tests.problems import Problem, convex_problem, drawn_objective
+from tests.training.test_witness import Between
 
 from equifed.algorithms import ScaffPDIA
 from equifed.algorithms.around import Certified, unwrap
@@ -71,23 +72,6 @@ class SomeAway(ClientsView):
         if stream.generator().random() < 0.5 and 0 < len(lost) < len(self.index):
             raise MissingClients(dict.fromkeys(map(int, lost), "away"), self.names)
         return numbers
-
-
-@dataclass(frozen=True)
-class Between:
-    """A wrapper that the package does not know."""
-
-    algorithm: Any
-    view: type[ClientsView]
-
-    def init(self, clients: Any, x: torch.Tensor) -> Any:
-        return self.algorithm.init(clients, x)
-
-    def round(self, state: Any, clients: Any, stream: Any) -> Any:
-        return self.algorithm.round(state, self.view(clients), stream)
-
-    def model(self, state: Any) -> torch.Tensor:
-        return self.algorithm.model(state)
 
 
 @dataclass(frozen=True)
