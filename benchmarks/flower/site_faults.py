@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 from benchmarks.flower.damage import Follower, start, wait_for_line, wait_for_nodes
 
 from equifed.flower.trial.apps import write_app
-from equifed.flower.trial.deploy import CONNECTION, Deployment
+from equifed.flower.trial.deploy import Deployment
 
 AGREED = """target = "ill"
 class_names = ["no", "yes"]
@@ -116,7 +114,7 @@ def install_another_version(root: Path) -> dict[str, Any]:
 
 
 def come_late(root: Path) -> dict[str, Any]:
-    """Connect a third site to a run of two, and welcome it after the end."""
+    """Connect a third site to a run of two, and let it measure the model after the end."""
     names, out = ("north", "south", "west"), root / "run"
     deployment = start_sites(root, names)
     sites, deployment.nodes = deployment.nodes, deployment.nodes[:2]
@@ -130,12 +128,11 @@ def come_late(root: Path) -> dict[str, Any]:
         deployment.start_node(2)
         notice = wait_for_line(deployment, "node2", "a run is under way without this node")
         code, lines = follower.end()
-        welcome = [sys.executable, "-m", "equifed", "flower", "welcome", str(root / "trial-app")]
-        welcome += [CONNECTION, "--run", str(out), "--site", "west"]
-        later = subprocess.run(welcome, env=deployment.env, capture_output=True, text=True)
+        about = {"do": "evaluate", "clients": 3, "start": str(out), "out": ""}
+        after, told = Follower(deployment, root / "trial-app", **about).end()
     said = [line for line in lines if "west" in line]
-    good = code == 0 and bool(notice) and later.returncode == 0
+    good = code == 0 and bool(notice) and after == 0
     good = good and any("left out of west" in line for line in said)
-    seen = {"node": notice, "operator": said}
-    seen["welcome"] = later.stdout.splitlines() + later.stderr.splitlines()
-    return {**seen, "exit": [code, later.returncode], "good": good}
+    good = good and any("delivered to west" in line for line in told)
+    seen = {"node": notice, "operator": said, "evaluate": told}
+    return {**seen, "exit": [code, after], "good": good}

@@ -40,9 +40,9 @@ ALGORITHMS: dict[str, Any] = {
     "q-fedsgd": qfedsgd(0.5, 1.0),
     "delta-fl": DeltaFL(WORK),
     "agnostic-fedavg": AgnosticFedAvg(WORK),
-    "tilted-erm": tilted_erm(WORK),
+    "tilted-erm": tilted_erm(WORK, scale=1.0),
     "scaff-pd": ScaffPD(WorstCase()),
-    "scaff-pd chi-square": ScaffPD(ChiSquare(0.1)),
+    "scaff-pd chi-square": ScaffPD(ChiSquare(0.1, scale=1.0)),
     "scaff-pd-ia": ScaffPDIA(0.3),
 }
 """The algorithms of the catalogue, SCAFF-PD with two objectives; as they suit these data."""

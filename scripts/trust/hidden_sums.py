@@ -60,9 +60,9 @@ CASES: dict[str, Any] = {
     "scaffold fresh": Scaffold(WORK, variates="fresh"),
     "scaffold sampled": Scaffold(WORK, participation=0.7),
     "afl worst case": AFL(WORK, 0.1, CVaR(0.5)),
-    "drfa average": DRFA(WORK, 0.1, ChiSquare(0.5), output="average"),
+    "drfa average": DRFA(WORK, 0.1, ChiSquare(0.5, scale=1.0), output="average"),
     "rfedfair average": RFedFair(WORK, 0.5, output="average"),
-    "scaff-pd measured": ScaffPD(ChiSquare(0.5)),
+    "scaff-pd measured": ScaffPD(ChiSquare(0.5, scale=1.0)),
     "scaff-pd cvar": ScaffPD(CVaR(0.5)),
 }
 

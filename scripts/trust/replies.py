@@ -42,7 +42,7 @@ from equifed.steps.schedules import ConstantSteps
 from equifed.training.loop import train
 
 LOCAL = LocalSGD(lr=0.1, steps=2, batch_size=5)
-CAPPED = ChiSquare(0.5, base=CVaR(0.5))
+CAPPED = ChiSquare(0.5, base=CVaR(0.5), scale=1.0)
 """With a cap: without, who claims a loss of 1e308 gets all the weight, and a hidden sum of one
 client's vector is refused. Such a claim is well-formed; caps and guards deal with it."""
 
@@ -207,7 +207,7 @@ def malform(rng: Rng, request: Message, reply: Message) -> Message:
 class Case:
     """An honest reply, and how it was judged."""
 
-    exchange: post._Exchange
+    exchange: post.Exchange
     client: int
     message: Message
     asked: Message
@@ -221,16 +221,16 @@ class Case:
 def collect_cases(root: Path) -> list[Case]:
     """Return honest replies to every kind of request that the algorithms make."""
     found: dict[tuple[str, str], Case] = {}
-    judge = post._Exchange._judge
+    judge = post.Exchange._judge
 
-    def record(self: post._Exchange, i: int, received: Received) -> None:
+    def record(self: post.Exchange, i: int, received: Received) -> None:
         judge(self, i, received)
         assert received.message is not None
         asked = next(m for m in grid.sent if m.metadata.message_id == received.answers)
         key = (type(hidden).__name__, self.requests[i].op)
         found.setdefault(key, Case(self, i, received.message, asked))
 
-    post._Exchange._judge = record  # type: ignore[method-assign]
+    post.Exchange._judge = record  # type: ignore[method-assign]
     try:
         for number, make in enumerate(PRIVACY):
             for k, algorithm in enumerate(ALGORITHMS):
@@ -239,7 +239,7 @@ def collect_cases(root: Path) -> list[Case]:
                 clients = flower_clients(grid, task(), QUICK, hidden)
                 train(algorithm, clients, rounds=1, evaluate=("train", "test"))
     finally:
-        post._Exchange._judge = judge  # type: ignore[method-assign]
+        post.Exchange._judge = judge  # type: ignore[method-assign]
     return list(found.values())
 
 
@@ -250,7 +250,7 @@ def judge_many(count: int, seed: int, root: Path) -> Counter[str]:
     for _ in range(count):
         case = cases[int(rng.integers(len(cases)))]
         answers, i = post.Answers(), case.client
-        exchange = post._Exchange(
+        exchange = post.Exchange(
             case.exchange.mailbox, {i: case.request}, case.exchange.check, answers
         )
         exchange.repeated.add(i)

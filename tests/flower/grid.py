@@ -18,7 +18,7 @@ from equifed.engines.loop import LoopClients
 from equifed.flower.client import make_client_app
 from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import gather
-from equifed.flower.messenger import HiddenSums
+from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import Task
 from equifed.models import architectures as models
@@ -141,7 +141,7 @@ def flower_clients(
     grid: MemoryGrid,
     the_task: Task,
     deadlines: Deadlines = QUICK,
-    hidden: HiddenSums | None = None,
+    hidden: SecureSums | None = None,
     run: str = "test",
 ) -> FlowerClients:
     mailbox, members = gather(grid, the_task, deadlines, run, len(grid.apps))

@@ -20,7 +20,7 @@ from equifed.contract.curvature import Curvature, CurvatureSum
 from equifed.contract.streams import Stream
 from equifed.flower.questions import pack_blocks, unpack_blocks
 from equifed.flower.secure.sums import SecureSums
-from equifed.flower.wire import OPERATIONS, Reply
+from equifed.flower.wire import VERBS, Reply
 from equifed.objectives import ChiSquare
 from equifed.training.history import History
 from equifed.training.loop import train
@@ -177,7 +177,7 @@ def test_a_site_may_keep_its_bounds_and_is_measured(tmp_path: Path) -> None:
     """It is asked once, and the steps are the same where sums are hidden."""
     data, found = convex(classes=2), []
     rule = tmp_path / "policy.toml"
-    rule.write_text(f"requests = {[op for op in OPERATIONS if op != 'bounds']}".replace("'", '"'))
+    rule.write_text(f"requests = {[op for op in VERBS if op != 'bounds']}".replace("'", '"'))
     for privacy in HIDDEN.values():
         grid = memory_grid(data, task(), tmp_path / str(privacy), policy=str(rule))
         clients = flower_clients(grid, task(), hidden=privacy())

@@ -113,7 +113,7 @@ def test_both_kinds_of_node_equal_the_simulator_and_all_that_leaves_is_on_record
     assert sum(line.get("bytes_out", 0) for line in lines) == recorder.sent
     assert sum(line.get("bytes_in", 0) for line in lines) == recorder.received
     asked = [line["request"] for line in lines if line["event"] == "request"]
-    assert asked == ["hello", "gradient", "local", "bounds", "deliver"]
+    assert asked == ["hello", "gradient", "gradient", "local", "bounds", "deliver"]  # scale first
     assert lines[-1]["event"] == "stopped"
     size = sum(value.numel() for value in load_file(out / "model.safetensors").values())
     left = {name: a for line in lines for name, a in line.get("arrays", {}).items()}

@@ -47,7 +47,9 @@ from equifed.training.play_round import TrainingError
 
 pytestmark = pytest.mark.long
 
-SCAFF_PD = ScaffPD(ChiSquare(0.5), LocalSGD(lr=0.1, steps=3, batch_size=5), ConstantSteps(0.4, 0.5))
+SCAFF_PD = ScaffPD(
+    ChiSquare(0.5, scale=1.0), LocalSGD(lr=0.1, steps=3, batch_size=5), ConstantSteps(0.4, 0.5)
+)
 STREAM = Stream(0).at("round", 1, "gradient")
 CONTINUE = replace(QUICK, on_missing="continue", quorum=0.5)
 
@@ -236,7 +238,7 @@ def test_wait_asks_again_until_the_client_is_back(how: str, grid: MemoryGrid) ->
             return [reply]
         if how == "disconnect":
             grid.offline.add(node)
-            clients.mailbox.list_connected = lambda: grid.offline.clear() or {*grid.apps}  # type: ignore
+            grid.get_node_ids = lambda: grid.offline.clear() or {*grid.apps}  # type: ignore
         return [Message(Error(5), reply_to=request)] if how == "error" else []
 
     grid.tamper = only(3, "train.local", trouble)

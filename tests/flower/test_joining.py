@@ -14,11 +14,11 @@ from tests.flower.grid import QUICK, MemoryGrid
 from tests.flower.test_tables import SIZES, TABLE
 from tests.flower.test_tables import make_grid as make_table_grid
 
-from equifed.flower.app import run_federation, welcome
+from equifed.flower.app import measure_model, run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.client import make_client_app
 from equifed.flower.handshake import StartError
-from equifed.flower.wire import OPERATIONS, Request
+from equifed.flower.wire import VERBS, Request
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long
@@ -82,7 +82,7 @@ def test_nobody_joins_a_run_that_is_under_way(tmp_path: Path) -> None:
     connect_after(grid, 2, out, 3)
     history = run(grid, out)
     assert history.names == NAMES[:3] and len(history.rounds) == 6
-    assert asked_of(grid, 3) == ["notice"]
+    assert asked_of(grid, 3) == ["hello"]
     assert [e["client"] for e in history.events if e["event"] == "left out"] == ["west"]
 
 
@@ -112,9 +112,10 @@ def finish(root: Path, **more: dict[str, Any]) -> tuple[MemoryGrid, Path]:
     return grid, out
 
 
-def meet(grid: MemoryGrid, out: Path, site: str = "west") -> Any:
-    about = FederationSettings(3, deadlines=QUICK, do="welcome", start=str(out), site=site)
-    return welcome(grid, about)
+def measure(grid: MemoryGrid, out: Path) -> Any:
+    return measure_model(
+        grid, FederationSettings(4, deadlines=QUICK, do="evaluate", start=str(out))
+    )
 
 
 def test_a_table_in_other_units_joins_nothing(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_table_in_other_units_joins_nothing(tmp_path: Path) -> None:
     grid.offline = set()
     told = "West: column 'age' is in 'months', agreed is 'years'"
     with pytest.raises(StartError, match=told):
-        meet(grid, out, "West")
+        measure(grid, out)
     with pytest.raises(StartError, match=told):
         run_federation(grid, config, settings(tmp_path / "next", clients=4, start=str(out)))
     assert not {"local", "deliver"} & set(asked_of(grid, max(grid.apps)))
@@ -146,41 +147,29 @@ def test_a_site_that_comes_after_the_end_measures_and_gets_the_model(
 ) -> None:
     results = tmp_path / "west-results"
     grid, out = finish(tmp_path, west={"results": str(results)})
-    found = meet(grid, out)
+    found = measure(grid, out)
     parameters = load_file(out / "model.safetensors")
     (weight,) = [p for p in parameters.values() if p.ndim == 2]
     (bias,) = [p for p in parameters.values() if p.ndim == 1]
     data = load(grid.contexts[3])["test"]
     x, y = torch.from_numpy(data[0]), torch.from_numpy(data[1])
     right = ((x @ weight.T + bias).argmax(1) == y).double().mean()
-    assert found["test"]["accuracy"] == pytest.approx(float(right))
+    assert found["west"]["test"]["accuracy"] == pytest.approx(float(right))
+    last = History.load(out).last("accuracy", "test")
+    assert last is not None, "sites that took part measure what they measured at its end"
+    assert [found[name]["test"]["accuracy"] for name in NAMES[:3]] == last.values.tolist()
     (folder,) = results.iterdir()
     assert {"card.md", "SHA256SUMS"} <= {path.name for path in folder.iterdir()}
     assert not (folder / "participant.html").exists(), "the pages are those of other sites"
     assert "delivered to west, checksum" in capsys.readouterr().out
     assert set(asked_of(grid, 3)) == {"hello", "metrics", "deliver"}
-    for node in range(3):
-        assert asked_of(grid, node)[-1] == "hello", "others are asked for their names alone"
 
 
-@pytest.mark.parametrize(
-    ("site", "message"),
-    [
-        ("east", "took part in the run"),
-        ("nobody", r"nobody is expected, 4 nodes .* \(.*east.*\)\. Start the node of nobody"),
-    ],
-)
-def test_who_cannot_be_welcomed(site: str, message: str, tmp_path: Path) -> None:
-    grid, out = finish(tmp_path)
-    with pytest.raises(StartError, match=message):
-        meet(grid, out, site)
-
-
-def test_a_site_with_other_data_is_not_welcomed(tmp_path: Path) -> None:
+def test_a_site_with_other_data_gets_no_model(tmp_path: Path) -> None:
     grid, out = finish(tmp_path, west={"columns": 5})
-    with pytest.raises(StartError, match=r"another model|had data whose input_shape"):
-        meet(grid, out)
-    assert OPERATIONS["deliver"] not in [
+    with pytest.raises(StartError, match=r"have different data: input_shape"):
+        measure(grid, out)
+    assert VERBS["deliver"].message not in [
         m.metadata.message_type for m in grid.sent if m.metadata.dst_node_id == 3
     ]
 
@@ -202,4 +191,4 @@ def test_a_run_does_not_start_from_one_that_has_no_model(tmp_path: Path) -> None
     with pytest.raises(StartError, match="is not complete"):
         run(grid, tmp_path / "next", clients=4, start=str(out))
     with pytest.raises(StartError, match="is not complete"):
-        meet(grid, out)
+        measure(grid, out)

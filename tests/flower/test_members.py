@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from tests.flower.grid import (
     QUICK,
     MemoryGrid,
@@ -139,8 +139,21 @@ def test_a_client_that_returns_with_other_data_stays_a_stranger(grid: MemoryGrid
     grid.apps[77], context = grid.apps.pop(before), grid.contexts.pop(before)
     grid.contexts[77] = Context(1, 77, context.node_config, context.state, {})
     grid.tamper = hello(lambda n: n["sizes"].update(train=99), client=1)
-    clients.mailbox.find(clients.mailbox.list_connected())
-    assert clients.mailbox.nodes[1] == before and clients.members.strangers == {77}
+    assert clients.mailbox.find_absent(range(4)) == {1} and clients.mailbox.nodes[1] == before
+    (event,) = clients.members.events
+    assert (event["event"], event["client"]) == ("left out", "client-1")
+    assert "it came back with" in event["reason"] and "99" in event["reason"]
+
+
+def test_a_newcomer_waits_for_the_place_of_the_client_whose_name_it_has(grid: MemoryGrid) -> None:
+    clients = flower_clients(grid, task())
+    before = clients.mailbox.nodes[1]
+    grid.apps[77], config = grid.apps[before], grid.contexts[before].node_config
+    grid.contexts[77] = Context(1, 77, config, RecordDict(), {})
+    assert clients.mailbox.find_absent(range(4)) == set() and clients.mailbox.nodes[1] == before
+    grid.offline.add(before)
+    assert clients.mailbox.find_absent(range(4)) == set() and clients.mailbox.nodes[1] == 77
+    assert not clients.members.events
 
 
 # -- what load_data may return ----------------------------------------------------------------

@@ -113,7 +113,7 @@ def serve(
 
 def ask(op: str = "hello", kind: str = "", run: str = "run") -> Message:
     content = Request(op, run, f"{op}#0", -1).to_records()
-    return Message(content, 7, kind or node.OPERATIONS[op])
+    return Message(content, 7, kind or node.VERBS[op].message)
 
 
 def test_a_node_answers_refuses_and_survives(tmp_path: Path) -> None:
@@ -151,20 +151,20 @@ def test_a_node_answers_refuses_and_survives(tmp_path: Path) -> None:
 
 
 def test_a_site_keeps_to_its_policy_and_writes_down_what_it_refused(tmp_path: Path) -> None:
-    notice = Request("notice", "run", "notice", -1, {"text": "a run is under way"}).to_records()
+    late = Request("hello", "run", "hello", -1, {"late": "a run is under way"}).to_records()
     rules = 'max_seconds = 1.0\nmin_samples = 8\nrequests = ["losses", "statistics"]\n'
     sent, lines = serve(
         tmp_path,
         (1, 60.0, ask(), "hang"),
         (2, 60.0, ask("recall"), ""),
-        (2, 60.0, Message(notice, 7, node.OPERATIONS["notice"]), ""),
+        (2, 60.0, Message(late, 7, node.VERBS["hello"].message), ""),
         (2, 60.0, ask(), ""),
         policy=rules,
     )
-    late, refused, told, hello = (Reply.from_records(m.content) for m in sent)
-    assert late.error == "refused" and "took longer than this site allows" in late.text
+    slow, refused, told, hello = (Reply.from_records(m.content) for m in sent)
+    assert slow.error == "refused" and "took longer than this site allows" in slow.text
     assert refused.error == "refused" and "does not answer the request 'recall'" in refused.text
-    assert told.numbers == {"name": "north"} and not told.error
+    assert told.numbers == hello.numbers and not told.error
     assert hello.numbers["notes"] == ["works at most 1 s on a request"]
     asked = [line for line in lines if line["event"] == "request"]
     assert ["refused" in line for line in asked] == [True, True, False, False]

@@ -22,7 +22,7 @@ from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.handshake import StartError
 from equifed.flower.site import Policy, Refused, SiteError
 from equifed.flower.statistics import show_statistics
-from equifed.flower.wire import OPERATIONS, Reply, Request
+from equifed.flower.wire import VERBS, Reply, Request
 
 pytestmark = pytest.mark.long
 
@@ -122,14 +122,14 @@ def test_a_reply_that_is_too_large_does_not_leave(tmp_path: Path) -> None:
     grid.contexts[node].node_config |= write(tmp_path / "p.toml", "max_message = 700")
     args = {"seed": 0, "address": [], "batch_size": None, "give": True}
     request = Request("gradient", "test", "t", 0, args, {"x": x.numpy()})
-    (sent,) = grid.push_messages([Message(request.to_records(), node, OPERATIONS["gradient"])])
+    (sent,) = grid.push_messages([Message(request.to_records(), node, VERBS["gradient"].message)])
     reply = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
     size = x.numel() * 8
     assert size < 700  # the request passes, or this test says nothing
     if reply.error:
         assert reply.error == "refused" and "bytes, this site takes at most 700" in reply.text
     grid.contexts[node].node_config |= write(tmp_path / "p.toml", "max_message = 300")
-    (sent,) = grid.push_messages([Message(request.to_records(), node, OPERATIONS["gradient"])])
+    (sent,) = grid.push_messages([Message(request.to_records(), node, VERBS["gradient"].message)])
     refused = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
     assert refused.error == "refused" and not refused.arrays
 
@@ -207,8 +207,8 @@ def test_late_nodes_are_told_and_written_down(
     told = [e for e in history.events if e["event"] == "left out"]
     assert [e["client"] for e in told] == ["Lake"] and "after the start" in told[0]["reason"]
     assert "the server says: a run is under way without this node" in caplog.text
-    notices = [m for m in grid.sent if m.metadata.message_type == OPERATIONS["notice"]]
-    assert [m.metadata.dst_node_id for m in notices] == [late]
+    asked = [m.metadata.message_type for m in grid.sent if m.metadata.dst_node_id == late]
+    assert asked == [VERBS["hello"].message], "it is greeted once, and asked for nothing"
     assert "left out of Lake" in capsys.readouterr().out
 
 

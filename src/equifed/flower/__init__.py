@@ -1,11 +1,11 @@
 """The clients contract on a Flower deployment; nothing here is imported unless it is asked for.
 
 ==========================  =======================================================================
-``app_config``, ``app``     the settings of an app; a ready ``ServerApp`` for them
+``app_config``, ``app``     the settings of an app and of a kept run; a ready ``ServerApp``
 ``handshake``               the hello: names, sizes, versions, data, and whether they fit together
-``members``                 who takes part, which node is whom, and who came too late
+``members``                 who takes part: the states of a node from its hello to the end
 ``preparing``               one preparation for the tables of all sites, by sums (``hidden_fit``)
-``kept``, ``deliver``       what a run keeps in its folder; what the sites get at its end
+``deliver``                 what the sites get at the end of a run
 ``statistics``              what the sites have, before anything is trained
 ``server``, ``vectors``     the contract on the server's side; handles for what clients keep
 ``questions``               what the server can say of curvature and of own parts

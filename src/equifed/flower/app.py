@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,18 @@ from equifed.algorithms.around import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
-from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.app_config import (
+    FLOWER,
+    AppConfig,
+    FederationSettings,
+    Kept,
+    describe_run,
+    read_model,
+)
 from equifed.flower.deliver import deliver
 from equifed.flower.handshake import StartError
-from equifed.flower.kept import FLOWER, Kept, describe_run, read_model
 from equifed.flower.members import Members, gather
-from equifed.flower.messenger import HiddenSums
-from equifed.flower.preparing import Fit, compare_tables
+from equifed.flower.preparing import Fit
 from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.statistics import show_statistics
@@ -39,16 +44,11 @@ from equifed.training.play_round import TrainingError
 from equifed.training.tables import PREPARATION, package_versions
 from equifed.training.trackers import Callback
 
-HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
-    "none": lambda: None,
-    "secure": SecureSums,
-}
-
 GOOD_EVENTS = ("given out", "resume", "stop")
 """Events that are no warning."""
 
 
-def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> ServerApp:
+def make_server_app(config: AppConfig) -> ServerApp:
     """Return a ``ServerApp`` that trains what a configuration describes."""
     app = ServerApp()
 
@@ -58,11 +58,10 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
         try:
             if settings.do == "statistics":
                 show_statistics(grid, settings, say)
-            elif settings.do == "welcome":
-                welcome(grid, settings)
+            elif settings.do == "evaluate":
+                measure_model(grid, settings)
             else:
-                chosen = config if isinstance(config, AppConfig) else config(context)
-                run_federation(grid, chosen, settings)
+                run_federation(grid, config, settings)
         except Exception as error:
             say(f"ENDED: {explain_end(error)}")
             raise
@@ -72,7 +71,7 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
 
 def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) -> History:
     """Gather the clients, train, deliver the model, and return what happened."""
-    kept = Kept.read(Path(settings.out)) if settings.resume else None
+    kept = Kept(Path(settings.out)) if settings.resume else None
     if kept is not None:
         config, settings = kept.apply(config, settings)
     settings = replace(settings, rounds=settings.rounds or config.rounds)
@@ -96,9 +95,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         resume=settings.resume,
     )
     if settings.deliver:
-        for name, what in deliver(clients, config, history).items():
-            wrong = what.startswith("not")
-            say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
+        _deliver(clients, config, history)
     say(json.dumps(history.summary()))
     return history
 
@@ -106,51 +103,51 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
 def join(
     grid: Grid, config: AppConfig, settings: FederationSettings, kept: Kept | None = None
 ) -> FlowerClients:
-    """Gather the clients of a new run, or of one that goes on; ``settings.site`` joins alone."""
-    task, hidden, table = config.build_task(), HIDDEN[settings.privacy](), config.table
+    """Gather the clients of a new run, or of one that goes on."""
+    task, table = config.build_task(), config.table
+    hidden = SecureSums() if settings.privacy == "secure" else None
     run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
     told = {"plan": make_plan(config, settings)}
-    before = kept or (Kept.read(Path(settings.start)) if settings.start else None)
+    before = kept or (Kept(Path(settings.start)) if settings.start else None)
     if before is not None and before.preparation is not None:
         told["preparation"] = before.preparation
     fit = None if table is None else Fit(table, task, hidden)
-    fits = None if fit is None else fit.run
-    about = settings.deadlines, run, settings.clients, order, told, fits, settings.site
+    about = settings.deadlines, run, settings.clients, order, told, fit
     mailbox, members = gather(grid, task, *about)
-    if kept is not None:
-        kept.check(members)
-    elif before is not None:
-        before.check_data(members)
-        compare_tables(mailbox, told["plan"], table)
+    if before is not None:
+        before.check(members, resumed=kept is not None)
     algorithm = config.build_algorithm(members.sizes.tolist())
     for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
         say(f"WARNING: {warning}")
     return FlowerClients(mailbox, members, hidden)
 
 
-def welcome(grid: Grid, settings: FederationSettings) -> dict[str, dict[str, float]]:
-    """Let one more site measure the model of a finished run on its rows, and deliver it.
+def measure_model(grid: Grid, settings: FederationSettings) -> dict[str, dict[str, Any]]:
+    """Let sites measure the model of a finished run on their rows, and deliver it.
 
-    Its data are compared with those of the run, and prepared as they were; nothing is trained.
+    Sites that were not in that run are compared with those that were, and their rows are prepared
+    as the others' were; nothing is trained.
     """
     folder = Path(settings.start)
-    kept, model = Kept.read(folder), read_model(folder)
-    if settings.site in kept.names:
-        raise StartError(f"{settings.site} took part in the run in {folder}; it has the model.")
+    kept, model = Kept(folder), read_model(folder)
     config = AppConfig.from_dict(kept.told["config"])
-    alone = replace(settings, clients=1, privacy=kept.told["privacy"])
-    clients = join(grid, config, alone)
-    found, x = {}, clients.flatten_shared(model)
-    for told in clients.evaluate(x, SPLITS, as_metrics(config.evaluate.metrics)):
-        if told.sizes[0]:
-            found[told.split] = {key: float(v[0]) for key, v in told.metrics.items()}
-            numbers = ", ".join(f"{key} {value:.4g}" for key, value in found[told.split].items())
-            say(f"{settings.site} measured on {told.sizes[0]} {told.split} rows: {numbers}")
-    for name, what in deliver(clients, config, History.load(folder), pages=False).items():
-        if what.startswith("not"):
-            raise StartError(f"{name}: {what}")
-        say(f"delivered to {name}, checksum {what}")
+    clients = join(grid, config, replace(settings, privacy=kept.told["privacy"]))
+    found: dict[str, dict[str, Any]] = {name: {} for name in clients.names}
+    x, metrics = clients.flatten_shared(model), as_metrics(config.evaluate.metrics)
+    for told in clients.evaluate(x, SPLITS, metrics):
+        for i in np.flatnonzero(told.sizes).tolist():
+            name, values = clients.names[i], {k: float(v[i]) for k, v in told.metrics.items()}
+            found[name][told.split] = values
+            numbers = ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+            say(f"{name} measured on {told.sizes[i]} {told.split} rows: {numbers}")
+    _deliver(clients, config, History.load(folder))
     return found
+
+
+def _deliver(clients: FlowerClients, config: AppConfig, history: History) -> None:
+    for name, what in deliver(clients, config, history).items():
+        wrong = what.startswith("not")
+        say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
 
 
 def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]:
@@ -158,7 +155,7 @@ def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]
 
     That is the privacy, the local work, and the requests that are known beforehand.
     """
-    if settings.do == "welcome":
+    if settings.do == "evaluate":
         return {"privacy": settings.privacy, "requests": ["metrics", "deliver"], "work": None}
     requests = ["metrics"] if config.evaluate.splits else []
     requests += [] if config.table is None else ["prepare"]

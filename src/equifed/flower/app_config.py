@@ -1,15 +1,16 @@
 """The settings of an app: what is trained (``equifed.toml``), and how the federation runs.
 
 ``equifed.toml`` travels with the app, so that server and clients read the same file. How the
-federation runs (how many clients, privacy, deadlines) stands in ``[tool.flwr.app.config]`` of
-``pyproject.toml``, where ``flwr run --run-config`` can override it.
+federation runs stands in ``[tool.flwr.app.config]`` of ``pyproject.toml``, where ``flwr run
+--run-config`` can override it. A run folder keeps both, so that a run goes on as what it was.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,7 +20,9 @@ from equifed.algorithms.guard import Guard, guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation
+from equifed.flower.handshake import StartError
 from equifed.flower.mailbox import Deadlines
+from equifed.flower.members import Members
 from equifed.flower.site import Privacy, check_privacy, read_site
 from equifed.flower.site_table import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
@@ -43,6 +46,8 @@ from equifed.runs.schema import (
     settings,
 )
 from equifed.training.final_model import GiveOut, StopWhen
+from equifed.training.history import History
+from equifed.training.tables import PREPARATION
 
 KNOWN = ("rounds", "seed", "give_out", "model", "algorithm", "evaluate", "stop", "guard")
 """Settings and tables of a run that an app has, too, beside its data."""
@@ -174,48 +179,20 @@ class AppConfig:
 class FederationSettings:
     """How the federation runs: ``[tool.flwr.app.config]``, with dashes in place of underscores.
 
-    Parameters
-    ----------
-    clients : int
-        How many organisations take part at least; the run starts when so many said hello, with
-        every node that is connected then.
-    privacy : {"none", "secure"}
-        What the server sees of the clients' vectors; see :mod:`equifed.flower.secure.sums`.
-    deadlines : Deadlines
-        Its settings stand beside the others: ``on-missing``, ``timeout``, ``grace``, ``quorum``,
-        ``wait``.
-    rounds : int
-        Overrides the number in ``equifed.toml``; 0 leaves it.
-    out : str
-        Run folder on the server; "" for none.
-    resume : bool
-        Go on with the run in ``out``; in an app's settings also the names of the settings that the
-        operator changes, for example ``"timeout wait"``. All others are those of the run.
-    changes : tuple of str
-        Those names.
-    do : {"train", "statistics", "welcome"}
-        Train; only show what the sites have; or let one more site measure and get the model of a
-        run that is complete.
-    deliver : bool
-        Whether every site gets the model, its preparation, card and own page at the end.
-    start : str
-        Folder of a complete run, on the server, whose model and preparation this one starts from;
-        "" starts anew.
-    site : str
-        Who is welcomed.
+    The settings of ``deadlines`` stand beside the others there. In an app ``resume`` may also be
+    the names of the settings that the operator changes, for example ``"timeout wait"``.
     """
 
-    clients: int
-    privacy: Privacy = "none"
+    clients: int  # at least so many take part, and every node that is connected then
+    privacy: Privacy = "none"  # what the server sees of the clients' vectors
     deadlines: Deadlines = field(default_factory=Deadlines)
-    rounds: int = 0
-    out: str = ""
-    resume: bool = False
-    changes: tuple[str, ...] = ()
-    do: Literal["train", "statistics", "welcome"] = "train"
-    deliver: bool = False
-    start: str = ""
-    site: str = ""
+    rounds: int = 0  # 0 leaves the number in equifed.toml
+    out: str = ""  # run folder on the server
+    resume: bool = False  # go on with the run in ``out``
+    changes: tuple[str, ...] = ()  # settings that are not those of the resumed run
+    do: Literal["train", "evaluate", "statistics"] = "train"  # evaluate: the model of ``start``
+    deliver: bool = False  # whether sites get the model, its card and their own page at the end
+    start: str = ""  # folder of a complete run, whose model and preparation this one starts from
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -223,14 +200,14 @@ class FederationSettings:
         check_privacy(self.privacy)
         if self.privacy != "none" and self.clients < 2 and self.do == "train":
             raise ValueError("Hidden sums need at least two clients.")
-        if self.do not in ("train", "statistics", "welcome"):
-            raise ValueError(f"do must be 'train', 'statistics' or 'welcome', got {self.do!r}.")
+        if self.do not in ("train", "evaluate", "statistics"):
+            raise ValueError(f"do must be 'train', 'evaluate' or 'statistics', got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
         if self.start and self.start == self.out and not self.resume:
             raise ValueError("'start' and 'out' are two folders; a run goes on with resume.")
-        if (self.do == "welcome") != bool(self.site) or (self.site and not self.start):
-            raise ValueError("'site' is who is welcomed, to the run in 'start'; give both.")
+        if self.do == "evaluate" and not self.start:
+            raise ValueError("do = 'evaluate' needs 'start', the folder of a complete run.")
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> FederationSettings:
@@ -265,3 +242,102 @@ def read_app_settings(folder: Path) -> dict[str, Any]:
     table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     config: dict[str, Any] = table["tool"]["flwr"]["app"]["config"]
     return config
+
+
+# -- what a run folder keeps -----------------------------------------------------------------------
+
+FLOWER = "flower.json"
+"""What a run folder of a federation holds besides: identity, settings, and who took part."""
+
+
+def describe_run(
+    settings: FederationSettings, config: AppConfig, members: Members
+) -> dict[str, Any]:
+    """Return everything that a run needs to go on as what it was."""
+    first = members.hellos[0]
+    return {
+        "run": members.run,
+        "privacy": settings.privacy,
+        "rounds": settings.rounds,
+        "start": settings.start,
+        "deadlines": {k: getattr(settings.deadlines, k) for k in ("on_missing", *DEADLINES)},
+        "config": config.to_dict(),
+        "model": first.model,
+        "schema": json.loads(json.dumps(first.schema.to_dict())),
+        "clients": [
+            {"name": h.name, "sizes": h.sizes, "versions": h.versions} for h in members.hellos
+        ],
+    }
+
+
+def read_model(folder: Path) -> dict[str, Any]:
+    """Return the model of a complete run."""
+    found = History.load(folder).parameters
+    if found is None:
+        raise StartError(f"The run in {folder} is not complete: it has no model yet.")
+    return found
+
+
+class Kept:
+    """The folder's own account of a run, see :func:`describe_run`."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.told = told = json.loads((folder / FLOWER).read_text(encoding="utf-8"))
+            path = folder / PREPARATION
+            self.preparation = json.loads(path.read_text("utf-8")) if path.exists() else None
+            self.run, self.names = str(told["run"]), [str(c["name"]) for c in told["clients"]]
+            self.deadlines = Deadlines(**told["deadlines"])
+            _ = told["privacy"], int(told["rounds"]), told["config"]["algorithm"]
+            _ = told["model"], told["schema"]["input_shape"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise StartError(f"{folder} holds no run of a federation to go on with.") from None
+
+    def apply(
+        self, config: AppConfig, settings: FederationSettings
+    ) -> tuple[AppConfig, FederationSettings]:
+        """Return what the run started with, but for what the operator changed by name.
+
+        What was agreed with the clients (who takes part, what the server sees of them, what is
+        trained) cannot be changed; the app may say something else by now, and is told so.
+        """
+        same = {"privacy": self.told["privacy"], "clients": len(self.names)}
+        wrong = [k for k in same if k in settings.changes and getattr(settings, k) != same[k]]
+        if wrong:
+            raise StartError(
+                f"The run to resume has {wrong[0]} = {same[wrong[0]]!r} to its end, as its clients "
+                f"agreed to; {getattr(settings, wrong[0])!r} would be another run."
+            )
+        kept = AppConfig.from_dict(self.told["config"])
+        changed = [name for name in ("on_missing", *DEADLINES) if name in settings.changes]
+        waits = {name: getattr(settings.deadlines, name) for name in changed}
+        rounds, start = settings.rounds or int(self.told["rounds"]), self.told.get("start") or ""
+        waiting = replace(self.deadlines, **waits)
+        now = replace(settings, **same, rounds=rounds, start=start, deadlines=waiting)
+        said = config.to_dict() | {k: getattr(settings, k) for k in same} | vars(settings.deadlines)
+        for key, value in (kept.to_dict() | same | vars(waiting)).items():
+            if key != "rounds" and said.get(key) != value:
+                line = f"{key} is {value}, not {said.get(key)} as the app says now"
+                print(f"equifed: the run goes on as it started: {line}", flush=True)
+        return kept, now
+
+    def check(self, members: Members, resumed: bool) -> None:
+        """Refuse clients whose data or model are not those that the run started with."""
+        first = members.hellos[0]
+        schema = json.loads(json.dumps(first.schema.to_dict()))
+        for key, value in self.told["schema"].items():
+            if schema.get(key) != value:
+                raise StartError(
+                    f"The earlier run had data whose {key} is {value}; the clients have "
+                    f"{schema.get(key)} now. Bring back the same columns, or start a new run."
+                )
+        if first.model != self.told["model"]:
+            raise StartError("The earlier run had another model than the clients build now.")
+        earlier = {client["name"]: client["sizes"] for client in self.told["clients"]}
+        for hello in members.hellos if resumed else ():
+            if hello.sizes != earlier[hello.name]:
+                print(
+                    f"equifed: WARNING: {hello.name} had {earlier[hello.name]} samples when the "
+                    f"run started, and has {hello.sizes} now",
+                    flush=True,
+                )

@@ -8,8 +8,8 @@ from typing import Any
 
 from equifed.contract.streams import Stream
 from equifed.flower.app_config import AppConfig
-from equifed.flower.messenger import pack_tensor
-from equifed.flower.results import CARD, PAGE, digest
+from equifed.flower.matrices import pack_tensor
+from equifed.flower.memory import CARD, PAGE, digest
 from equifed.flower.server import FlowerClients
 from equifed.flower.wire import Reply, WireError
 from equifed.models.export import describe
@@ -24,17 +24,15 @@ from equifed.training.history import History
 from equifed.training.tables import package_versions
 
 
-def deliver(
-    clients: FlowerClients, config: AppConfig, history: History, pages: bool = True
-) -> dict[str, str]:
+def deliver(clients: FlowerClients, config: AppConfig, history: History) -> dict[str, str]:
     """Send every site the model and what belongs to it; return what came of it, by site.
 
-    That is the checksum of what lies in the site's folder now, or why there is nothing. Sites that
-    are not in the history have no page there.
+    That is the checksum of what lies in the site's folder now, or why there is nothing. A site
+    that was not in the history has no page there.
     """
     assert history.parameters is not None
     x = clients.flatten_shared(history.parameters)
-    card, own = make_card(clients, config, history), make_pages(history) if pages else []
+    card, own = make_card(clients, config, history), make_pages(history)
     args: dict[str, Any] = {"sha256": digest(x.detach().cpu().numpy())}
     if clients.members.engine.remembers_own():
         args["own_round"] = clients.round_of(x)
@@ -42,8 +40,8 @@ def deliver(
         "deliver", Stream(0, ("deliver",)), args, {"x": pack_tensor(x)}
     )
     for i, request in requests.items():
-        page = {PAGE: own[i]} if own else {}
-        request.args["files"] = {CARD: card, **page}
+        name = clients.names[i]
+        request.args["files"] = {CARD: card} | ({PAGE: own[name]} if name in own else {})
 
     def check(i: int, reply: Reply) -> None:
         if not re.fullmatch("[0-9a-f]{64}", str(reply.numbers.get("checksum"))):
@@ -85,12 +83,11 @@ def make_card(clients: FlowerClients, config: AppConfig, history: History) -> st
     return re.sub(r"(?s)## Clients\n.*?(?=\n## |\Z)", "", text)
 
 
-def make_pages(history: History) -> list[str]:
-    """Return one page for every client; none if nothing was evaluated."""
+def make_pages(history: History) -> dict[str, str]:
+    """Return one page for every client by name; none if nothing was evaluated."""
     try:
         report = build(as_methods(history))
-        if report.scale is None:
-            return []
-        return [render_participant(report, i) for i in range(len(history.names))]
+        names = () if report.scale is None else history.names
+        return {name: render_participant(report, i) for i, name in enumerate(names)}
     except ReportError:
-        return []
+        return {}

@@ -5,6 +5,7 @@ Every private name of flwr comes from ``flwr_private.use``, which knows those th
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -65,21 +66,17 @@ class Counter:
         """Count one request and its response; the name is Flower's."""
         method = context.rpc_method.rpartition("/")[2]
         ledger = self.work if "Object" in method or method in _WORK else self.keeping
-        body = len(context.request.content)
-        with self._lock:
-            ledger.sent += body
         response = call_next(context)
         with self._lock:
+            ledger.sent += len(context.request.content)
             ledger.received += response.num_bytes_downloaded
         return response
 
     def move_last_poll(self, sent: int, received: int) -> None:
         """Put the poll that brought a request to the account of that request."""
         with self._lock:
-            self.keeping.sent -= sent
-            self.keeping.received -= received
-            self.work.sent += sent
-            self.work.received += received
+            self.keeping = Ledger(self.keeping.sent - sent, self.keeping.received - received)
+            self.work = Ledger(self.work.sent + sent, self.work.received + received)
 
     def close(self, purpose: Literal["work", "keeping"]) -> Ledger:
         """Return what was counted for a purpose, and begin anew."""
@@ -92,29 +89,22 @@ class Counter:
 class Fleet:
     """The connection of one node to the SuperLink at ``HOST:PORT``, on Flower's own client.
 
-    Without ``root_certificates`` (PEM) there is no TLS; without a ``key`` the node has one for this
-    process alone, which an open SuperLink registers.
+    It trusts the authority of ``root_certificates`` (PEM), and proves who it is with its ``key``.
     """
 
     def __init__(
-        self,
-        address: str,
-        root_certificates: bytes | None,
-        key: Any = None,
-        counter: Counter | None = None,
+        self, address: str, root_certificates: bytes, key: Any, counter: Counter | None = None
     ) -> None:
         self.address, self.counter, self.node_id = address, counter or Counter(), 0
         self.lost = threading.Event()
-        self._registers = key is None
-        private, public = use("generate_key_pairs")() if key is None else (key, key.public_key())
-        self._public = use("public_key_to_bytes")(public)
+        self._public = use("public_key_to_bytes")(key.public_key())
         self._client = use("FleetHttpClient").from_server_address(
             address,
-            root_certificates is None,
+            False,
             root_certificates,
             interceptors=[
                 use("RuntimeVersionHttpInterceptor")(component_name="SuperNode"),
-                use("NodeAuthHttpInterceptor")(private, public),
+                use("NodeAuthHttpInterceptor")(key, key.public_key()),
                 self.counter,
             ],
         )
@@ -122,14 +112,8 @@ class Fleet:
 
     def open(self) -> int:
         """Become a node of the federation and return its number, or raise :class:`FleetError`."""
-        interval = use("HEARTBEAT_DEFAULT_INTERVAL")
         try:
-            if self._registers:
-                request = use("RegisterNodeFleetRequest")(public_key=self._public)
-                self._client.RegisterNode(request)
-                self._registers = False
-                self._unregisters = True
-            self.node_id = self._activate(interval)
+            self.node_id = self._activate(use("HEARTBEAT_DEFAULT_INTERVAL"))
         except Exception as error:
             raise FleetError(self.explain(error)) from error
         self.lost.clear()
@@ -137,8 +121,6 @@ class Fleet:
         self._heartbeats = use("HeartbeatSender")(self._beat)
         self._heartbeats.start()
         return self.node_id
-
-    _unregisters = False
 
     def _activate(self, interval: float) -> int:
         request = use("ActivateNodeRequest")(public_key=self._public, heartbeat_interval=interval)
@@ -162,18 +144,9 @@ class Fleet:
         """Leave the federation; never raises."""
         if self._heartbeats is not None and self._heartbeats.is_running:
             self._heartbeats.stop()
-        calls: list[Callable[[], Any]] = []
         if self.node_id:
-            leave = use("DeactivateNodeRequest")(node_id=self.node_id)
-            calls.append(lambda: self._client.DeactivateNode(leave))
-        if self._unregisters:
-            forget = use("UnregisterNodeFleetRequest")(node_id=self.node_id)
-            calls.append(lambda: self._client.UnregisterNode(forget))
-        for call in calls:
-            try:
-                call()
-            except Exception:  # it was gone before we were
-                break
+            with contextlib.suppress(Exception):  # it was gone before we were
+                self._client.DeactivateNode(use("DeactivateNodeRequest")(node_id=self.node_id))
         self._client.close()
 
     def receive(self) -> tuple[int, float, Parcel] | None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.fit import Question, combine
+from equifed.data.fit import KINDS, Question, combine
 from equifed.data.preparation import OTHER, Preparation
 from equifed.data.split import DataError
 
@@ -44,7 +44,7 @@ MOST_NAMES = 5000
 """Categories of one column that a client names at most."""
 
 LAYOUT: dict[str, dict[str, type]] = {
-    "kinds": {"numbers": int, "texts": int, "dates": int, "different": int},
+    "kinds": dict.fromkeys(KINDS, int),
     "sums": {"count": int, "gaps": int, "sum": float},
     "squares": {"apart": float, "squares": float},
 }

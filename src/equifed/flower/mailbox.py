@@ -2,7 +2,7 @@
 
 Replies are matched by the id of the message that they answer (error replies of a SuperLink name
 another sender), and polled for here: Flower's own ``send_and_receive`` sleeps three seconds between
-two looks. Everything about a reply is judged in one place, ``_Exchange._judge``: whatever is wrong
+two looks. Everything about a reply is judged in one place, ``Exchange._judge``: whatever is wrong
 with it, also what nobody thought of, makes its sender "bad" and ends no run.
 """
 
@@ -21,9 +21,9 @@ from flwr.serverapp import Grid
 from equifed.contract.clients import MissingClients, Traffic
 from equifed.flower.flwr_private import Received, pull_replies
 from equifed.flower.wire import (
-    OPERATIONS,
     REFUSED,
     REPLY_LIMIT,
+    VERBS,
     Reply,
     Request,
     WireError,
@@ -61,33 +61,19 @@ KINDS: dict[str, Kind] = {"stale": "stale", "non-finite": "bad"}
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Deadlines of an exchange, and the policy for missing clients, silent or with an error.
+    """Deadlines of an exchange in seconds, and the policy for missing clients.
 
-    Parameters
-    ----------
-    on_missing : {"fail", "wait", "continue"}
-        "fail": stop the run (it can be resumed). "wait": ask again, every ``pause`` seconds and
-        for at most ``wait`` seconds, then stop. "continue": repeat the round with those who
-        answer, as long as they are a ``quorum`` of all clients.
-    timeout : float
-        Seconds until a silent client counts as missing.
-    grace : float
-        Under "continue", seconds to wait for the rest once a quorum has answered.
-    quorum : float
-        Fraction of all clients that must take part, under "continue".
-    wait, pause : float
-        See "wait".
-    poll : float
-        Most seconds between two looks at the mailbox; at the start of an exchange they are fewer.
+    "fail" stops the run, which can be resumed. "wait" asks again, every ``pause`` seconds and for
+    at most ``wait`` seconds, then stops. "continue" repeats the round with those who answer.
     """
 
     on_missing: Literal["fail", "wait", "continue"] = "fail"
-    timeout: float = 600.0
-    grace: float = 60.0
-    quorum: float = 0.5
-    wait: float = 3600.0
+    timeout: float = 600.0  # until a silent client counts as missing
+    grace: float = 60.0  # under "continue", for the rest once a quorum has answered
+    quorum: float = 0.5  # under "continue", fraction of all clients that must take part
+    wait: float = 3600.0  # for clients at the start, and under "wait"
     pause: float = 5.0
-    poll: float = 0.1
+    poll: float = 0.1  # at most between two looks; at the start of an exchange fewer
 
     def __post_init__(self) -> None:
         if self.on_missing not in ("fail", "wait", "continue"):
@@ -144,17 +130,16 @@ Check = Callable[[int, Reply], None]
 class Mailbox:
     """The server's mailbox for one run.
 
-    ``nodes`` says which Flower node each client is on. ``find`` is called with the connected nodes
-    when a client's node is not among them, and may update it; ``look`` whenever they are listed.
-    Replies above ``largest`` bytes are not fetched; ``dropped`` counts those that answer nothing
-    that was asked, or the same thing twice.
+    ``nodes`` says which Flower node each client is on. ``meet`` is called with the connected nodes
+    whenever they are listed, and with whether a client is gone, and may update it. Replies above
+    ``largest`` bytes are not fetched; ``dropped`` counts those that answer nothing that was asked,
+    or the same thing twice.
     """
 
     def __init__(self, grid: Grid, deadlines: Deadlines, clients: int = 0) -> None:
         self.grid, self.deadlines = grid, deadlines
         self.nodes: dict[int, int] = {}
-        self.find: Callable[[set[int]], None] = lambda connected: None
-        self.look: Callable[[set[int]], None] = lambda connected: None
+        self.meet: Callable[[set[int], bool], None] = lambda connected, gone: None
         self.traffic = Traffic(clients)
         self.dropped = 0
         self.largest = LARGEST_REPLY
@@ -176,7 +161,7 @@ class Mailbox:
                 return answers
         self.traffic.exchanges += 1
         while True:
-            _Exchange(self, left, check, answers).run()
+            Exchange(self, left, check, answers).run()
             again = [i for i, f in answers.failures.items() if f.kind in ("silent", "error")]
             if not again or self.deadlines.on_missing != "wait" or time.monotonic() >= until:
                 return answers
@@ -185,48 +170,50 @@ class Mailbox:
             for i in again:
                 del answers.failures[i]
 
-    def list_connected(self) -> set[int]:
-        """Return the nodes that are connected now."""
-        return set(self.grid.get_node_ids())
-
     def find_absent(self, clients: Iterable[int]) -> set[int]:
-        """Return the clients that are not connected, also after a look for them elsewhere."""
-        connected = self.list_connected()
-        absent = {i for i in clients if self.nodes.get(i) not in connected}
-        if absent:
-            self.find(connected)
-        self.look(connected)
-        return {i for i in absent if self.nodes.get(i) not in connected}
+        """Return the clients that are not connected, also after newcomers were looked at."""
+        connected = set(self.grid.get_node_ids())
+        self.meet(connected, any(self.nodes.get(i) not in connected for i in clients))
+        return {i for i in clients if self.nodes.get(i) not in connected}
 
 
-class _Exchange:
-    """One push and the polling for its replies."""
+class Exchange:
+    """One push and the polling for its replies, which go to ``answers``."""
 
     def __init__(
         self, mailbox: Mailbox, requests: Mapping[int, Request], check: Check, answers: Answers
     ) -> None:
         self.mailbox, self.requests, self.check, self.answers = mailbox, requests, check, answers
         self.waiting: dict[str, int] = {}
-        self.repeated: set[int] = set()
+        self.unsent, self.repeated = set(requests), set[int]()
+        self.started, self.quorum_at = math.inf, math.inf
 
-    def run(self) -> None:
-        deadlines, unsent = self.mailbox.deadlines, self._send(self.requests)
-        started, quorum_at = time.monotonic(), float("inf")
-        while self.waiting or unsent:
+    def run(self, wait: bool = True) -> None:
+        """Collect replies until all are there or their time is over; or look once."""
+        deadlines = self.mailbox.deadlines
+        while self.waiting or self.unsent:
+            if self.unsent:
+                self.unsent = self._send({i: self.requests[i] for i in self.unsent})
             now = time.monotonic()
-            over = now - started >= deadlines.timeout or now - quorum_at >= deadlines.grace
+            self.started = min(self.started, now)
+            late = now - self.started >= deadlines.timeout
+            over = late or now - self.quorum_at >= deadlines.grace
             self._collect()  # once more when the time is over: it may be there by now
-            if over or not (self.waiting or unsent):
-                break
+            if over:
+                return self._give_up(now - self.started)
+            if not wait or not (self.waiting or self.unsent):
+                return None
             if self._quorum():
-                quorum_at = min(quorum_at, now)
-            time.sleep(min(deadlines.poll, max(SHORTEST_POLL, 0.1 * (now - started))))
-            if unsent:
-                unsent = self._send({i: self.requests[i] for i in unsent})
-        waited = time.monotonic() - started
-        for i in (*self.waiting.values(), *unsent):
-            reason = "not connected" if i in unsent else f"no answer within {waited:.0f} s"
+                self.quorum_at = min(self.quorum_at, now)
+            time.sleep(min(deadlines.poll, max(SHORTEST_POLL, 0.1 * (now - self.started))))
+        return None
+
+    def _give_up(self, waited: float) -> None:
+        for i in (*self.waiting.values(), *self.unsent):
+            reason = "not connected" if i in self.unsent else f"no answer within {waited:.0f} s"
             self._fail(i, "silent", reason)
+        self.waiting.clear()
+        self.unsent.clear()
 
     def _quorum(self) -> bool:
         """Tell whether those who answered are enough to go on without the rest."""
@@ -246,7 +233,7 @@ class _Exchange:
         for i, request in requests.items():
             content = request.to_records()
             mailbox.traffic.down[i] += count_bytes(content)
-            messages.append(Message(content, mailbox.nodes[i], OPERATIONS[request.op], ttl=ttl))
+            messages.append(Message(content, mailbox.nodes[i], VERBS[request.op].message, ttl=ttl))
         sent = list(mailbox.grid.push_messages(messages)) if messages else []
         for i, message_id in zip_longest(requests, sent):
             if message_id:

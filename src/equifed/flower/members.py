@@ -1,36 +1,46 @@
-"""Who takes part: gathering the clients, finding one again after a restart, telling latecomers."""
+"""Who takes part in a run, from the first hello to the end.
+
+::
+
+    connected --hello--> said hello --fits--> client --silent--> gone --answers again--> client
+        |                    |                  ^                  |
+        |                    |                  +------------------+-- another node of that name,
+        |                    |                                         with the same data and model
+        |                    +-- does not fit: StartError before the first round
+        +-- after the start: hello that says so --> takes the place of a client that is gone,
+                                                    or is left out, with its name and the reason
+
+Tables take one more hello before the first round, with the preparation of all sites.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from equifed.contract.arrays import Index
 from equifed.data.preparation import Preparation
-from equifed.flower.flwr_private import pull_replies
 from equifed.flower.handshake import (
+    Greeting,
     Hello,
     StartError,
     check_models,
     check_schemas,
     check_versions,
-    describe_difference,
     greet,
     greet_all,
-    introduce,
     sort_nodes,
 )
 from equifed.flower.mailbox import HEADER_SHARE, Deadlines, Failure, Mailbox
 from equifed.flower.task import OneClient, Task
-from equifed.flower.wire import OPERATIONS, PARTS, Reply, Request
+from equifed.flower.wire import PARTS
 
 PATIENCE = 60.0
-"""Seconds in which a node that came later says its name."""
+"""Seconds in which a node that came later says its name, where a client is gone."""
 
 ROOM = 1 << 21
 """Bytes of a reply besides its vectors."""
@@ -46,8 +56,7 @@ class Members:
     """The clients of a run, in a fixed order: by partition where all have one, else by name.
 
     ``told`` is what they were told with the hello (plan and preparation), ``engine`` the model,
-    built here from their common schema, ``events`` what is to be written down about nodes that
-    are not in the run (``strangers``).
+    built here from their common schema, ``events`` what is to be written down about others.
     """
 
     run: str
@@ -57,9 +66,8 @@ class Members:
     told: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     preparation: Preparation | None = None
-    strangers: set[int] = field(default_factory=set)
-    _late: set[int] = field(default_factory=set)
-    _unnamed: dict[str, int] = field(default_factory=dict)
+    _greetings: list[Greeting] = field(default_factory=list)
+    _settled: set[int] = field(default_factory=set)  # newcomers whose fate is known
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,71 +90,50 @@ class Members:
                 reason = f"its evaluation was not used: {failure.reason}"
                 self.events.append({"event": "note", "client": self.names[i], "reason": reason})
 
-    # -- nodes that connect while the run is under way ---------------------------------------------
+    def meet(self, mailbox: Mailbox, connected: set[int], gone: bool) -> None:
+        """Greet nodes that came after the start; wait for what they say where a client is gone."""
+        greeted = {node for greeting in self._greetings for node in greeting.nodes}
+        new = sorted(connected - set(mailbox.nodes.values()) - greeted)
+        if new:
+            deadlines = replace(mailbox.deadlines, on_missing="fail", timeout=PATIENCE)
+            told = {**self.told, "late": TOO_LATE}
+            self._greetings.append(Greeting(mailbox.grid, deadlines, self.run, new, told))
+        for greeting in self._greetings:
+            greeting.exchange.run(wait=gone)
+            for node, failure in greeting.failures.items():
+                self._settle(node, failure.name or f"node {node}", failure.reason)
+            for node, hello in greeting.said.items():
+                self._seat(mailbox, connected, node, hello)
 
-    def find(self, mailbox: Mailbox, connected: set[int]) -> None:
-        """Greet nodes that were not there before: a client that was restarted may be among them."""
-        new = sorted(connected - set(mailbox.nodes.values()) - self.strangers)
-        if not new:
-            return
-        deadlines = replace(mailbox.deadlines, on_missing="fail", timeout=PATIENCE)
-        hellos, failures = greet(mailbox.grid, deadlines, self.run, new, self.told)
-        self.strangers |= set(new) - set(hellos)
-        for node, failure in failures.items():
-            self.leave_out(failure.name or f"node {node}", failure.reason)
-        for node, hello in hellos.items():
-            wrong = self._find_difference(hello)
-            if wrong:
-                self.strangers.add(node)
-                self.leave_out(hello.name, wrong)
-                continue
-            i = self.names.index(hello.name)
-            if mailbox.nodes.get(i) not in connected:
-                mailbox.nodes[i], self.hellos[i] = node, hello
-
-    def _find_difference(self, hello: Hello) -> str:
-        """Say why a node cannot take the place of a client that is gone; nothing if it can."""
+    def _seat(self, mailbox: Mailbox, connected: set[int], node: int, hello: Hello) -> None:
+        """Give a newcomer the place of a client of its name that is gone, or none."""
         if hello.name not in self.names:
-            return "it is none of the clients of this run; it can take part in the next one"
-        old = self.hellos[self.names.index(hello.name)]
-        if not hello.is_current():
-            return f"it came back with equifed {hello.versions.get('equifed', '?')[:20]}"
-        if hello.schema != old.schema:
-            return f"it came back with other data. {describe_difference(old, hello)}"
-        if hello.sizes != old.sizes:
-            return f"it came back with {hello.sizes} samples, and left with {old.sizes}"
-        return "" if hello.model == old.model else "it came back with another model"
+            reason = "it came after the start; it was told, and takes part in the next run"
+            return self._settle(node, hello.name, reason)
+        i = self.names.index(hello.name)
+        change = hello.find_change(self.hellos[i])
+        if change:
+            return self._settle(node, hello.name, change)
+        if node in connected and mailbox.nodes[i] not in connected:
+            mailbox.nodes[i], self.hellos[i] = node, hello
+        return None
 
-    def tell_late(self, mailbox: Mailbox, connected: set[int]) -> None:
-        """Tell new nodes that the run goes on without them; note their names, wait for none."""
-        ids = list(self._unnamed)
-        for received in pull_replies(mailbox.grid, ids, 1 << 16, 1.0) if ids else ():
-            node = self._unnamed.pop(received.answers, None)
-            if node is not None:
-                name = _find_name(received.message) or f"node {node}"
-                reason = "it came after the start; it was told, and takes part in the next run"
-                self.leave_out(name, reason)
-        for node in sorted(connected - set(mailbox.nodes.values()) - self.strangers - self._late):
-            self._late.add(node)
-            request = Request("notice", self.run, f"notice/{node}", -1, {"text": TOO_LATE})
-            message = Message(request.to_records(), node, OPERATIONS["notice"], ttl=PATIENCE)
-            self._unnamed |= {key: node for key in mailbox.grid.push_messages([message]) if key}
+    def _settle(self, node: int, name: str, reason: str) -> None:
+        if node not in self._settled:
+            self._settled.add(node)
+            self.leave_out(name, reason)
 
 
-def _find_name(message: Message | None) -> str:
-    """Return what a node calls itself, nothing if it does not say."""
-    try:
-        assert message is not None
-        return str(Reply.from_records(message.content).numbers["name"])[:200]
-    except Exception:  # whatever it answered, it is not in the run
-        return ""
+class FitTables(Protocol):
+    """Compares the tables of sites, and fits one preparation for all of them."""
 
+    def check(self, hellos: Sequence[Hello]) -> None:
+        """Refuse tables that do not fit together."""
 
-Totals = dict[str, list[float]]
-"""Count, mean and deviation of columns over all sites."""
-
-FitTables = Callable[[Mailbox, str, Sequence[Hello]], tuple[Preparation, Totals]]
-"""Fits one preparation for all sites that said hello with tables."""
+    def run(
+        self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]
+    ) -> tuple[Preparation, dict[str, list[float]]]:
+        """Return the preparation, and count, mean and deviation of columns over all sites."""
 
 
 def gather(
@@ -158,17 +145,15 @@ def gather(
     order: Sequence[str] | None = None,
     told: Mapping[str, Any] | None = None,
     fit: FitTables | None = None,
-    only: str = "",
 ) -> tuple[Mailbox, Members]:
     """Wait for so many clients, greet them, and check that they fit together.
 
     ``order`` are the names of a run that is resumed. With the hello clients are ``told`` the
     ``plan`` (privacy, requests, local work), which they may refuse, and the ``preparation``, if
-    the run has one; else ``fit`` makes one for sites that give tables. With ``only`` the client of
-    that name takes part alone.
+    the run has one; else ``fit`` makes one for sites that give tables.
     """
     told = dict(told or {})
-    hellos, failures = greet_all(grid, deadlines, run, clients, told, only)
+    hellos, failures = greet_all(grid, deadlines, run, clients, told)
     nodes = sort_nodes(hellos, order)
     listed = [hellos[node] for node in nodes]
     check_versions(listed)
@@ -180,9 +165,11 @@ def gather(
     if any(hello.table is not None for hello in listed):
         if fit is None:
             raise StartError("The sites give tables, and [data] of the app names no target.")
-        fitted, totals = fit(mailbox, run, listed)
+        fit.check(listed)
+    if fit is not None and not all(hello.model for hello in listed):
+        fitted, totals = fit.run(mailbox, run, listed)
         told |= {"preparation": fitted.to_json()}
-        listed = introduce(mailbox, run, listed, {**told, "totals": totals})
+        listed = _introduce(mailbox, run, listed, {**told, "totals": totals})
         check_schemas(listed)
     engine = task.build_engine(listed[0].schema.make_placeholder())
     check_models(listed, task.fingerprint(engine))
@@ -190,6 +177,18 @@ def gather(
     for node, failure in failures.items():
         members.leave_out(failure.name or f"node {node}", failure.reason)
     mailbox.largest = (len(PARTS) + 1) * 8 * engine.model.size + ROOM + HEADER_SHARE * len(listed)
-    mailbox.find = lambda connected: members.find(mailbox, connected)
-    mailbox.look = lambda connected: None if only else members.tell_late(mailbox, connected)
+    mailbox.meet = lambda connected, gone: members.meet(mailbox, connected, gone)
     return mailbox, members
+
+
+def _introduce(
+    mailbox: Mailbox, run: str, hellos: Sequence[Hello], told: Mapping[str, Any]
+) -> list[Hello]:
+    """Hand the preparation to every client, and hear what it makes of its data."""
+    nodes = list(mailbox.nodes.values())
+    again, failures = greet(mailbox.grid, mailbox.deadlines, run, nodes, told)
+    if failures:
+        who = {node: hellos[i].name for i, node in mailbox.nodes.items()}
+        why = "; ".join(f"{who[node]}: {f.reason}" for node, f in failures.items())
+        raise StartError(f"Not every site could prepare its table: {why}.")
+    return [again[node] for node in nodes]

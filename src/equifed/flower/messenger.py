@@ -17,9 +17,10 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import Traffic, check_index
 from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Answers, Check, Mailbox
+from equifed.flower.matrices import digest_tensor
 from equifed.flower.members import Members
-from equifed.flower.secure.ledger import Ledger
-from equifed.flower.wire import Reply, Request, Sent, expect_number, expect_vector, pack
+from equifed.flower.secure.ledger import Ledger, Sum
+from equifed.flower.wire import Reply, Request, Sent, expect_number, expect_vector
 from equifed.models.losses import LOSSES
 
 Requests = dict[int, Request]
@@ -44,7 +45,6 @@ class HiddenSums(Protocol):
 
         They are ``size`` long, or as long as the model.
         """
-        ...
 
 
 class Messenger:
@@ -111,12 +111,8 @@ class Messenger:
         run, tag = self.members.run, f"{where}#{tries}"
         requests = {}
         for i in self.index.tolist():
-            own = {
-                **common,
-                **self.common,
-                **args,
-                "pins": [self.pins[i]] if i in self.pins else [],
-            }
+            pins = [self.pins[i]] if i in self.pins else []
+            own = {**common, **self.common, **args, "pins": pins}
             requests[i] = Request(op, run, tag, i, own, dict(arrays))
         return requests
 
@@ -148,11 +144,28 @@ class Messenger:
         """Refuse a squared length that a client cannot have got."""
         expect_number("squared norm", reply.numbers.get("norm"), self.dtype, 0.0)
 
-    def sum_hidden(self, requests: Requests, weights: Weights, part: str, ask: Ask) -> Tensor:
-        """Return a weighted sum of what the clients compute or keep, in the model's precision."""
+    def describe_sum(self, kind: str, x: Tensor, weights: Weights) -> Sum:
+        """Return what a sum over these clients at model x is to the ledger."""
+        row = np.zeros(len(self.members.names))
+        row[self.index] = weights
+        return Sum(kind, digest_tensor(x), self.round, row)
+
+    def open_sum(
+        self,
+        wanted: Sum,
+        requests: Requests,
+        part: str = "vector",
+        ask: Ask | None = None,
+        size: int | None = None,
+    ) -> Tensor:
+        """Return a weighted sum of what clients compute or keep, and write down that it is open."""
         assert self.hidden is not None
-        total = self.hidden.total(self, requests, weights, part, ask)
-        return torch.as_tensor(total).to(self.model.device, self.model.dtype)
+        weights, ask = wanted.row[self.index], ask or self.mailbox.ask
+        found = self.hidden.total(self, requests, weights, part, ask, size)
+        total = torch.as_tensor(found).to(self.model.device)
+        total = total if size is not None else total.to(self.model.dtype)
+        self.ledger.add(wanted, total)
+        return total
 
     @property
     def ledger(self) -> Ledger:
@@ -163,11 +176,6 @@ class Messenger:
     def take_notes(self) -> list[str]:
         """Return what hidden sums have to say about the last round."""
         return [] if self.hidden is None else self.hidden.ledger.take_notes()
-
-
-def pack_tensor(vector: Tensor) -> Any:
-    """Return a vector ready to be sent to many clients."""
-    return pack(vector.detach().to("cpu").contiguous().numpy())
 
 
 def _round(stream: Stream) -> int:

@@ -34,7 +34,7 @@ from equifed.flower.fleet import (
 )
 from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
 from equifed.flower.site import Policy, Site, SiteError, name_site, read_site
-from equifed.flower.wire import OPERATIONS, REFUSED, Request, WireError
+from equifed.flower.wire import REFUSED, VERBS, Request, WireError
 
 SHORTEST, LONGEST = 0.1, 2.0
 """Seconds between two polls: a tenth of the time that the node has been idle, within these."""
@@ -81,7 +81,6 @@ class Node:
         try:
             with _stop_on_signals():
                 self.work.start()
-                self.work.check()
                 self.audit.write("started", app=self.site.app)
                 self._connect_again_and_again()
         except Stop:
@@ -184,8 +183,8 @@ class Node:
             refusal = Parcel.of(Message(Error(RAISED, REFUSED), reply_to=message))
             return {"request": kind, "refused": str(error)}, refusal
         told = {"request": request.op, "run": request.run, "tag": request.tag}
-        if request.op == "notice":
-            told["told"] = str(request.args.get("text", ""))[:500]
+        if "late" in request.args:
+            told["told"] = str(request.args["late"])[:500]
         most = self.policy.max_seconds
         try:
             if most is None or seconds <= most:
@@ -202,21 +201,19 @@ def serve_site(
     app: str,
     node_config: str,
     superlink: str,
-    root_certificates: Path | None,
-    node_key: Path | None,
+    root_certificates: Path,
+    node_key: Path,
     audit: Path | None,
 ) -> None:
     """Run the node of a site until it is told to stop; :class:`SiteError` if it cannot."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    log.setLevel(logging.INFO)
+    _show_log()
     changes = find_changes()
     if changes:
         raise SiteError(
             f"This flwr is not one that a node of ours knows ({'; '.join(changes)}); install "
             "another version, or take part with flower-supernode."
         )
-    key = None if node_key is None else open_key(node_key)
-    trusted = None if root_certificates is None else root_certificates.read_bytes()
+    key, trusted = open_key(node_key), root_certificates.read_bytes()
 
     def connect(counter: Counter) -> Fleet:
         return Fleet(superlink, trusted, key, counter)
@@ -225,19 +222,23 @@ def serve_site(
         connect(Counter()).close()  # a certificate that cannot be read is told at once
     except (ValueError, OSError) as error:
         raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
-    settings = parse_node_config(node_config)
-    if node_key is not None:  # it also signs the keys of hidden sums
-        settings = {"node-key": str(node_key), **settings}
+    # The key also signs the keys of hidden sums.
+    settings = {"node-key": str(node_key), **parse_node_config(node_config)}
     Node(Site(app, settings), connect, audit).run()
+
+
+def _show_log() -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
 
 
 def judge_request(message: Message) -> Request:
     """Return a request of ours, or raise :class:`WireError` about anything else."""
     kind = message.metadata.message_type
-    if kind not in OPERATIONS.values() or not message.has_content():
+    if kind not in {verb.message for verb in VERBS.values()} or not message.has_content():
         raise WireError(f"{kind[:60]!r} is no request that this site answers")
     request = Request.from_records(message.content)
-    if OPERATIONS[request.op] != kind:
+    if VERBS[request.op].message != kind:
         raise WireError(f"{kind!r} asks for {request.op!r}")
     return request
 
@@ -304,25 +305,18 @@ class Workshop:
         self.site = site
         self._process: SpawnProcess | None = None
         self._pipe: Connection | None = None
-        self._ready = False
 
     def start(self) -> None:
-        """Start the process; what it imports is imported once."""
+        """Start the process, which imports the site's app once; :class:`SiteError` if it cannot."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, self.site), daemon=True)
         self._process.start()
         theirs.close()
-        self._ready = False
-
-    def check(self) -> None:
-        """Wait until the process has imported the site's app; :class:`SiteError` if it cannot."""
-        if not self._ready:
-            head, _ = self._take(None)
-            if not head["ready"]:
-                self.stop()
-                raise SiteError(head["text"])
-            self._ready = True
+        head, _ = self._take(None)
+        if not head["ready"]:
+            self.stop()
+            raise SiteError(head["text"])
 
     def answer(
         self, run: int, node: int, request: Parcel, seconds: float, limit: str = "the server waits"
@@ -331,16 +325,15 @@ class Workshop:
         try:
             if self._process is None:
                 self.start()
-            self.check()
             assert self._pipe is not None
             _put(self._pipe, {"run": run, "node": node}, request)
             _, reply = self._take(seconds)
         except (OSError, EOFError, WorkFailed, SiteError) as error:
-            text = self._describe_end(error, limit)
-            self.stop()
-            self.start()
-            failed = WorkFailed(text)
+            failed = WorkFailed(self._describe_end(error, limit))
             failed.refused = isinstance(error, WorkFailed) and "site" in limit
+            self.stop()
+            with contextlib.suppress(SiteError):  # told with the next request
+                self.start()
             raise failed from error
         assert reply is not None
         return reply
@@ -367,9 +360,8 @@ class Workshop:
     def _describe_end(self, error: Exception, limit: str) -> str:
         if isinstance(error, WorkFailed):
             return f"the work took longer than {limit} and was ended"
-        if isinstance(error, SiteError):
+        if self._process is None:
             return "the site's app cannot be imported any more; see the node's log"
-        assert self._process is not None
         self._process.join(1.0)
         code = self._process.exitcode
         names = {-one: one.name for one in signal.Signals}
@@ -400,8 +392,7 @@ def _take(pipe: Connection) -> tuple[dict[str, Any], Parcel | None]:
 def _work(pipe: Connection, site: Site) -> None:
     """Answer requests until the node is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which then ends this
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    log.setLevel(logging.INFO)
+    _show_log()
     try:
         app, settings = site.load()
     except Exception as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,18 +12,10 @@ import torch
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
-from equifed.data.fit import Question, ask_kinds
-from equifed.data.preparation import NumberColumn, Preparation
+from equifed.data.fit import NOT_ASKED, Question, ask_kinds, combine_targets
+from equifed.data.preparation import NumberColumn, Preparation, Target
 from equifed.data.split import DataError
-from equifed.flower.handshake import (
-    Hello,
-    StartError,
-    check_schemas,
-    check_tables,
-    combine_told_targets,
-    find_odd_labels,
-    greet,
-)
+from equifed.flower.handshake import Hello, StartError
 from equifed.flower.hidden_fit import (
     BASE,
     MOST_NAMES,
@@ -34,14 +25,11 @@ from equifed.flower.hidden_fit import (
     measure_vector,
 )
 from equifed.flower.mailbox import Mailbox
-from equifed.flower.members import Members, Totals
+from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger
 from equifed.flower.site_table import TableSettings
 from equifed.flower.task import OneClient, Task
 from equifed.flower.wire import Reply, WireError, expect_vector
-
-PATIENCE = 60.0
-"""Seconds in which a site shows its columns again."""
 
 
 @dataclass
@@ -56,12 +44,16 @@ class Fit:
     hidden: HiddenSums | None = None
     warnings: list[str] = field(default_factory=list)
 
+    def check(self, hellos: Sequence[Hello]) -> None:
+        """Refuse tables that do not fit together."""
+        check_tables(hellos, self.settings, self.settings.describe())
+        combine_told_targets(hellos, self.settings)
+
     def run(
         self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]
-    ) -> tuple[Preparation, Totals]:
+    ) -> tuple[Preparation, dict[str, list[float]]]:
         """Ask until the preparation is known; :class:`StartError` if that cannot be."""
         settings = self.settings
-        check_tables(hellos, settings, settings.describe())
         first = hellos[0].table
         assert first is not None
         asked = ask_kinds(
@@ -70,7 +62,7 @@ class Fit:
             settings.prepare,
             client=settings.client,
             choosy=settings.features is None,
-            left_out=first.rest,
+            left_out=dict.fromkeys(first.rest, NOT_ASKED),
         )
         asked["salt"] = run
         self.warnings = find_odd_labels(hellos)
@@ -138,26 +130,6 @@ def _collect(messenger: Messenger, asked: Question) -> list[Mapping[str, Sequenc
     return [replies[i].numbers["names"] for i in sorted(replies)]
 
 
-def compare_tables(mailbox: Mailbox, plan: dict[str, Any], table: TableSettings | None) -> None:
-    """Compare the tables of sites as they are: columns, units, kinds and settings of the app.
-
-    Sites that take the preparation of an earlier run say hello with its features, which do not
-    show the units of what they were made of.
-    """
-    if table is None:
-        return
-    once = replace(mailbox.deadlines, on_missing="fail", timeout=PATIENCE)
-    nodes = list(mailbox.nodes.values())
-    hellos, failures = greet(mailbox.grid, once, secrets.token_hex(8), nodes, {"plan": plan})
-    if failures:
-        told = "; ".join(f"{f.name or 'a site'}: {f.reason}" for f in failures.values())
-        raise StartError(f"Not every site showed its columns: {told}.")
-    listed = [hellos[node] for node in nodes]
-    check_schemas(listed)
-    check_tables(listed, table, table.describe())
-    combine_told_targets(listed, table)
-
-
 def _list_totals(fitted: Preparation, counts: Mapping[str, int]) -> dict[str, list[float]]:
     """Return count, mean and deviation of the columns that were scaled by these."""
     if fitted.scale != "standard":
@@ -167,3 +139,90 @@ def _list_totals(fitted: Preparation, counts: Mapping[str, int]) -> dict[str, li
         for c in fitted.columns
         if isinstance(c, NumberColumn) and c.name in counts
     }
+
+
+# -- whether tables fit together ------------------------------------------------------------------
+
+
+def check_tables(hellos: Sequence[Hello], settings: TableSettings, told: Mapping[str, Any]) -> None:
+    """Refuse sites whose app, units or columns are not those that were agreed on.
+
+    ``told`` are the settings as plain values.
+    """
+    for hello in hellos:
+        table = hello.table
+        if table is None:
+            raise StartError(
+                f"{hello.name} gives arrays and others give tables; all sites must run the same "
+                "app."
+            )
+        for key in sorted({*told, *table.settings}):
+            if table.settings.get(key) != told.get(key):
+                raise StartError(
+                    f"{hello.name} runs the app with other settings: data.{key} is "
+                    f"{table.settings.get(key)!r:.80} there and {told.get(key)!r:.80} here; "
+                    "install the same app at every site."
+                )
+        for column, unit in table.units.items():
+            agreed = (settings.units or {}).get(column)
+            if agreed is not None and unit != agreed:
+                raise StartError(
+                    f"{hello.name}: column {column!r} is in {unit!r:.40}, agreed is {agreed!r}; "
+                    "convert it there."
+                )
+    _compare_columns(hellos)
+
+
+def _compare_columns(hellos: Sequence[Hello]) -> None:
+    """Refuse columns in two units, and numbers at one site where another has text."""
+    units: dict[str, tuple[str, str]] = {}
+    kinds: dict[str, tuple[str, str]] = {}
+    for hello in hellos:
+        assert hello.table is not None
+        for column, unit in hello.table.units.items():
+            who, other = units.setdefault(column, (hello.name, unit))
+            if unit != other:
+                raise StartError(
+                    f"{hello.name}: column {column!r:.60} is in {unit!r:.40}, {who}: {other!r:.40}"
+                    "; convert it at one of them, and write the agreed unit into [data.units]."
+                )
+        for column, kind in hello.table.columns:
+            if kind == "empty":
+                continue
+            who, other = kinds.setdefault(column, (hello.name, kind))
+            if (kind == "numbers") != (other == "numbers"):
+                raise StartError(
+                    f"{hello.name}: column {column!r:.60} holds {kind}, {who}: {other}; make them "
+                    "alike, or list it in prepare.categorical."
+                )
+
+
+def find_odd_labels(hellos: Sequence[Hello]) -> list[str]:
+    """Name sites that share no label with any other: they may call the classes otherwise."""
+    told = {h.name: set(h.table.target["labels"]) for h in hellos if h.table}
+    return [
+        f"{name}: no other site has its labels {', '.join(sorted(labels))[:80]}; does it call the "
+        "classes otherwise? class_names in [data] says which there are"
+        for name, labels in told.items()
+        if labels and not labels & set().union(*(s for n, s in told.items() if n != name))
+    ]
+
+
+def combine_told_targets(hellos: Sequence[Hello], settings: TableSettings) -> Target:
+    """Return the target with the classes of all sites."""
+    if settings.class_names is not None:
+        for hello in hellos:
+            labels = hello.table.target["labels"] if hello.table else ()
+            odd = [label for label in labels if label not in settings.class_names]
+            if odd:
+                raise StartError(
+                    f"{hello.name} has the label {odd[0]!r:.60}, which is none of the agreed "
+                    f"classes {', '.join(settings.class_names)[:200]}; correct it there, or add it "
+                    "to class_names in [data]."
+                )
+        return Target(settings.target, tuple(settings.class_names))
+    told = {hello.name: hello.table.target for hello in hellos if hello.table}
+    try:
+        return combine_targets(settings.target, told, settings.task, settings.classes)
+    except DataError as error:
+        raise StartError(f"{error} Settings of the app stand in [data] of equifed.toml.") from None

@@ -29,38 +29,16 @@ from equifed.contract.streams import Stream
 from equifed.engines.base import products_of_rows
 from equifed.engines.own import JOINT
 from equifed.flower.mailbox import HEADER_SHARE
+from equifed.flower.matrices import digest_tensor, pack_blocks, pack_tensor, unpack_blocks
 from equifed.flower.members import ROOM
-from equifed.flower.messenger import Messenger, Requests, pack_tensor
-from equifed.flower.vectors import FlowerVectors, describe_sum
-from equifed.flower.wire import Reply, WireError, digest_model, expect_number, expect_vector
+from equifed.flower.messenger import Messenger, Requests
+from equifed.flower.secure.ledger import Sum
+from equifed.flower.vectors import FlowerVectors
+from equifed.flower.wire import Reply, WireError, expect_number, expect_vector
 from equifed.models.curvature import check_sum_weights, known_curvature
 
 FAR = 1e6
 """A trace so many times that of the median client is nobody's curvature."""
-
-
-def pack_blocks(blocks: Tensor, thin: bool) -> Tensor:
-    """Return blocks as one vector: of symmetric ones the upper triangle alone.
-
-    >>> pack_blocks(torch.tensor([[[1.0, 2.0], [2.0, 3.0]]]), thin=False)
-    tensor([1., 2., 3.])
-    """
-    if thin or blocks.dim() == 2:
-        return blocks.reshape(-1)
-    q = blocks.shape[-1]
-    rows, columns = torch.triu_indices(q, q, device=blocks.device)
-    return blocks[:, rows, columns].reshape(-1)
-
-
-def unpack_blocks(vector: Tensor, shape: torch.Size, thin: bool) -> Tensor:
-    """Return the blocks that :func:`pack_blocks` made a vector of."""
-    if thin or len(shape) == 2:
-        return vector.reshape(shape)
-    q = shape[-1]
-    rows, columns = torch.triu_indices(q, q, device=vector.device)
-    blocks, upper = vector.new_zeros(shape), vector.reshape(shape[0], -1)
-    blocks[:, rows, columns], blocks[:, columns, rows] = upper, upper
-    return blocks
 
 
 class FlowerQuestions(Messenger):
@@ -110,21 +88,21 @@ class FlowerQuestions(Messenger):
             arrays["thin"] = pack_tensor(thin.to(x.dtype))
         stream = Stream(0, ("round", self.round, f"curvature {form}"))
         requests = self.write_requests("curvature", stream, {"form": form}, arrays)
-        sum_up = self._sum_clear if self.hidden is None else self._sum_hidden
-        total = sum_up(requests, x, weights, like, thin, size)
+        if self.hidden is None:
+            total: Tensor | str = self._sum_clear(requests, weights, like, thin)
+        else:
+            total = self._sum_hidden(
+                requests, self.describe_sum("curvature", x, weights), like, thin
+            )
         if isinstance(total, str):
             return total
         return replace(like, blocks=total, penalty=like.penalty * float(weights.sum()))
 
     def _sum_clear(
-        self,
-        requests: Requests,
-        x: Vector,
-        weights: Weights,
-        like: CurvatureSum,
-        thin: Vector | None,
-        size: int,
-    ) -> Tensor | str:
+        self, requests: Requests, weights: Weights, like: CurvatureSum, thin: Vector | None
+    ) -> Tensor:
+        size = pack_blocks(like.blocks, thin is not None).numel()
+
         def read(reply: Reply) -> Tensor:
             packed = torch.as_tensor(reply.arrays["curvature"].copy(), device=self.model.device)
             return unpack_blocks(packed, like.blocks.shape, thin is not None)
@@ -140,6 +118,18 @@ class FlowerQuestions(Messenger):
         self._refuse_far(torch.stack([_trace(one, thin) for one in blocks]))
         return sum((float(w) * b for w, b in zip(weights, blocks, strict=True)), like.blocks * 0)
 
+    def _sum_hidden(
+        self, requests: Requests, wanted: Sum, like: CurvatureSum, thin: Vector | None
+    ) -> Tensor | str:
+        reason = self.ledger.refuse(wanted)
+        if reason is not None:
+            return f"the sum of the clients' curvature cannot be opened: {reason}"
+        size = pack_blocks(like.blocks, thin is not None).numel()
+        packed = self.open_sum(wanted, requests, "curvature", size=size)
+        total = unpack_blocks(packed, like.blocks.shape, thin is not None)
+        wrong = check_curvature(total + _rounding(total), thin=thin)
+        return total if wrong is None else f"somebody's curvature is none: the sum's {wrong[4:]}"
+
     def _refuse_far(self, traces: Tensor) -> None:
         """Name those whose curvature is absurdly large beside the others'."""
         usual = float(traces.sort().values[(len(traces) - 1) // 2])
@@ -151,27 +141,6 @@ class FlowerQuestions(Messenger):
                 for k in torch.nonzero(far).flatten().tolist()
             }
             raise MissingClients(found, self.members.names)
-
-    def _sum_hidden(
-        self,
-        requests: Requests,
-        x: Vector,
-        weights: Weights,
-        like: CurvatureSum,
-        thin: Vector | None,
-        size: int,
-    ) -> Tensor | str:
-        assert self.hidden is not None
-        wanted = describe_sum(self, "curvature", x, weights)
-        reason = self.hidden.ledger.refuse(wanted)
-        if reason is not None:
-            return f"the sum of the clients' curvature cannot be opened: {reason}"
-        found = self.hidden.total(self, requests, weights, "curvature", self.mailbox.ask, size)
-        packed = torch.as_tensor(found).to(self.model.device)
-        self.hidden.ledger.add(wanted, packed)
-        total = unpack_blocks(packed, like.blocks.shape, thin is not None)
-        wrong = check_curvature(total + _rounding(total), thin=thin)
-        return total if wrong is None else f"somebody's curvature is none: the sum's {wrong[4:]}"
 
     def inner_products(
         self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
@@ -200,7 +169,7 @@ class FlowerQuestions(Messenger):
             return None
         if engine.remembers_own():
             return JOINT
-        errors = self._own_errors.get(digest_model(pack_tensor(x).data))
+        errors = self._own_errors.get(digest_tensor(x))
         if errors is None:
             return "the sites have not said how exact their own parts are at this model"
         return Inexactness(errors[:, 0], errors[:, 1])
@@ -213,7 +182,7 @@ class FlowerQuestions(Messenger):
             for i, reply in replies.items():
                 errors[i] = reply.numbers["own_error"]
             self._own_errors.clear()
-            self._own_errors[digest_model(pack_tensor(x).data)] = errors
+            self._own_errors[digest_tensor(x)] = errors
 
     def check_error(self, reply: Reply) -> None:
         """Refuse a statement about own parts that is none."""
@@ -226,7 +195,7 @@ class FlowerQuestions(Messenger):
 
     def round_of(self, x: Vector) -> int:
         """Return the round whose own parts belong to a model: the one it was first measured in."""
-        digest = digest_model(pack_tensor(x).data)
+        digest = digest_tensor(x)
         return self._own_rounds.setdefault(digest, self.round)
 
 

@@ -18,8 +18,9 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.evaluate import check_metrics
 from equifed.flower.mailbox import Answers, Mailbox
+from equifed.flower.matrices import pack_metric, pack_tensor
 from equifed.flower.members import Members
-from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
+from equifed.flower.messenger import HiddenSums, Messenger
 from equifed.flower.questions import FlowerQuestions
 from equifed.flower.vectors import FlowerVectors, RequestedWork
 from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number
@@ -184,6 +185,7 @@ class FlowerClients(FlowerQuestions, Clients):
         assert control is None or isinstance(control, FlowerVectors)
         given = {"x": x} if target is None else {"x": x, "target": target}
         arrays = {name: pack_tensor(vector) for name, vector in given.items()}
+        arrays |= pack_metric(work.scale)
         args = {"work": work.to_dict(), "give": self.hidden is None, "control": None, "slope": None}
         requests = self.write_requests("local", stream, args, arrays)
         for k, (i, request) in enumerate(requests.items()):

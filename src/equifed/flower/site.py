@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from equifed.contract.local import LocalSGD, LocalWork
 from equifed.flower.memory import find_root
-from equifed.flower.wire import OPERATIONS
+from equifed.flower.wire import VERBS
 from equifed.runs.schema import Checker, ConfigError, settings
 
 
@@ -142,9 +142,6 @@ def read_partition(settings: Mapping[str, Any]) -> int | None:
 Privacy = Literal["none", "secure"]
 """How much of its vectors a client shows: all, or nothing but sums."""
 
-ALWAYS_ALLOWED = ("hello", "notice")
-"""Requests that no site can do without: they find out whether it takes part."""
-
 
 class Refused(Exception):
     """The site does not do this; says in our own words which of its rules is against it."""
@@ -161,49 +158,28 @@ def check_privacy(level: object) -> None:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site agrees to, whatever a run asks for.
+    """What a site agrees to, whatever a run asks for: its ``policy.toml``.
 
-    Parameters
-    ----------
-    privacy : {"none", "secure"}
-        The least privacy that it takes part in.
-    min_samples : int
-        Training samples below which it takes no part: the loss of a few people is about them.
-    max_steps : int, optional
-        Most local steps of one request.
-    max_seconds : float, optional
-        Seconds after which the work on a request is ended (by ``equifed flower node``).
-    max_message : int, optional
-        Bytes of the largest message that it reads or sends.
-    requests : tuple of str
-        Requests that it answers; all of them by default.
-    clip : float, optional
-        Length to which a gradient or update is shortened before it is kept, summed or sent.
-    show_by_name : bool
-        Whether means, gaps and label shares of its rows may be shown under its name.
-
-    Examples
-    --------
     >>> Policy(max_steps=10).check_work(LocalSGD(lr=0.1, steps=20), 100)
     Traceback (most recent call last):
     equifed.flower.site.Refused: 20 local steps are asked for, this site takes at most 10
     """
 
-    privacy: str = "none"
-    min_samples: int = 1
-    max_steps: int | None = None
-    max_seconds: float | None = None
-    max_message: int | None = None
-    requests: tuple[str, ...] = tuple(OPERATIONS)
-    clip: float | None = None
-    show_by_name: bool = True
+    privacy: str = "none"  # the least that it takes part in: "none" or "secure"
+    min_samples: int = 1  # training samples below which it takes no part
+    max_steps: int | None = None  # local steps of one request
+    max_seconds: float | None = None  # of work on a request (by ``equifed flower node``)
+    max_message: int | None = None  # bytes of the largest message that it reads or sends
+    requests: tuple[str, ...] = tuple(VERBS)  # that it answers
+    clip: float | None = None  # length to which gradients and updates are shortened
+    show_by_name: bool = True  # whether means, gaps and label shares are shown under its name
 
     def __post_init__(self) -> None:
         check_privacy(self.privacy)
-        unknown = [op for op in self.requests if op not in OPERATIONS]
+        unknown = [op for op in self.requests if op not in VERBS]
         if unknown:
             raise ConfigError(
-                [f"requests: {unknown[0]!r} is none of {', '.join(OPERATIONS)}; leave it out"]
+                [f"requests: {unknown[0]!r} is none of {', '.join(VERBS)}; leave it out"]
             )
         for name in ("min_samples", "max_steps", "max_seconds", "max_message", "clip"):
             value = getattr(self, name)
@@ -244,7 +220,7 @@ class Policy:
 
     def check_request(self, op: str, bytes_in: int = 0) -> None:
         """Refuse a request that the site does not answer."""
-        if op not in self.requests and op not in ALWAYS_ALLOWED:
+        if op not in self.requests and op != "hello":  # which finds out whether it takes part
             raise Refused(f"this site does not answer the request {op!r}")
         self.check_bytes("the request has", bytes_in)
 

@@ -1,12 +1,12 @@
 """One site's table in a fit across sites: a file, its columns renamed, and its answers.
 
-What :func:`equifed.data.table.read_table` does with the table of all clients is done here with
-the rows of one, in the same order and with the same draws, so that a federation of such sites has
-the samples that the table of all of them gives. Nothing but answers to questions leaves a site.
+What :func:`equifed.data.table.read_table` does with all rows is done with those of one site, in
+the same order and with the same draws. Nothing but answers to questions leaves a site.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +23,7 @@ from equifed.data.preparation import Preparation, Prepare, Target
 from equifed.data.split import MANY, DataError, Holdout, Labels
 from equifed.data.table import (
     TableRequest,
+    blank_texts,
     choose_features,
     divide_rows,
     find_duplicates,
@@ -31,6 +32,7 @@ from equifed.data.table import (
     prepare_clients,
 )
 from equifed.flower.site import name_site, read_site
+from equifed.flower.task import Schema, shorten_names
 
 KINDS = ("numbers", "texts", "dates")
 
@@ -39,39 +41,21 @@ KINDS = ("numbers", "texts", "dates")
 class TableSettings:
     """``[data]`` of an app whose sites give tables: what all of them agreed on.
 
-    Parameters
-    ----------
-    target : str
-        Column to predict.
-    client : str
-        Title of the column with the client's name; files need not have it.
-    features : tuple of str, optional
-        Columns to predict from, matched by name. Without it, all columns but those named here, and
-        every site must have the same in the same order.
-    split, group, time, groups, task, classes, dtype
-        As for :meth:`equifed.Federation.from_table`.
-    class_names : tuple of str, optional
-        All classes in order; a site with another label is refused. By default the labels of all
-        sites, sorted.
-    units : dict, optional
-        Units of columns; a site whose file says another one is refused.
-    prepare : Prepare
-        How columns become features; fitted on the training rows of all sites, by sums.
-    holdout : Holdout
-        Fractions of every site's rows to hold out, before anything is fitted.
+    Settings without a remark are those of :meth:`equifed.Federation.from_table`. The preparation
+    is fitted on the training rows of all sites, by sums.
     """
 
     target: str
-    client: str = "client"
-    features: tuple[str, ...] | None = None
+    client: str = "client"  # files need not have this column
+    features: tuple[str, ...] | None = None  # matched by name; else all others, in the same order
     split: str | None = None
-    group: str | None = None
+    keep_together: str | None = None
     time: str | None = None
-    groups: str | None = None
+    report_by: str | None = None
     task: Literal["classification", "regression"] | None = None
     classes: int | None = None
-    class_names: tuple[str, ...] | None = None
-    units: dict[str, str] | None = None
+    class_names: tuple[str, ...] | None = None  # all classes in order; other labels are refused
+    units: dict[str, str] | None = None  # of columns; a site whose file says another is refused
     dtype: Literal["float32", "float64"] = "float32"
     prepare: Prepare = field(default_factory=Prepare)
     holdout: Holdout = field(default_factory=Holdout)
@@ -95,9 +79,9 @@ class TableSettings:
     def to_request(self) -> TableRequest:
         """Return what a table is asked for."""
         wanted = None if self.features is None else tuple(self.features)
-        columns = self.client, self.target, wanted, self.split, self.group, self.time
+        columns = self.client, self.target, wanted, self.split, self.keep_together, self.time
         target = self.task, self.classes
-        return TableRequest(*columns, *target, self.holdout, self.prepare, self.groups)
+        return TableRequest(*columns, *target, self.holdout, self.prepare, self.report_by)
 
     def describe(self) -> dict[str, Any]:
         """Return what was agreed on as JSON has it."""
@@ -134,7 +118,7 @@ class SiteTable:
         """
         with naming(name):
             columns = _rename(read_columns(table), titles or {})
-            columns = _name_owner(columns, name, str(request.client))
+            columns = blank_texts(_name_owner(columns, name, str(request.client)), request)
             wanted = choose_features(columns, request)
             columns, _, told = keep_rows(columns, wanted, request)
             owners = {name: np.arange(columns.rows)}
@@ -142,9 +126,10 @@ class SiteTable:
         if not (part == "train").any():
             raise DataError(f"Client {name!r} has no training rows; give it some.")
         told += find_untested(owners, part, request.holdout)
-        told += find_misused_groups(columns, request.groups, request.group)
-        coded = [c for c in find_categories(table) if c in wanted]
-        if coded and request.prepare.categorical == "auto":
+        told += find_misused_groups(columns, request.report_by, request.keep_together)
+        agreed = {*request.prepare.listed, *request.prepare.numeric}
+        coded = [c for c in find_categories(table) if c in wanted and c not in agreed]
+        if coded:
             raise DataError(
                 f"Client {name!r}: the data frame says that {coded[0]!r} is a category, which "
                 "other sites do not know; list such columns in prepare.categorical, for all."
@@ -182,8 +167,11 @@ class SiteTable:
         return told
 
     def answer(self, asked: Question) -> dict[str, Any]:
-        """Answer a question of a fit from the training rows, about feature columns alone."""
-        strange = [name for name in asked["columns"] if name not in self.features]
+        """Answer a question of a fit from the training rows, about agreed columns alone."""
+        agreed = [*self.features]
+        if asked["stage"] in ("sums", "squares") and self.request.prepare.target_scale is not None:
+            agreed.append(self.request.target)
+        strange = [name for name in asked["columns"] if name not in agreed]
         if strange:
             raise DataError(f"Client {self.name!r}: {strange[0]!r} is no feature that was agreed.")
         return describe_rows(self.take(asked["columns"], "train"), asked, self.name)
@@ -195,7 +183,7 @@ class SiteTable:
     def prepare(self, fitted: Preparation, dtype: str = "float32") -> Federation:
         """Return the federation of this client alone, its rows prepared."""
         owners = {self.name: np.arange(len(self.part))}
-        made = prepare_clients(self.columns, owners, self.part, fitted, self.request.groups)
+        made = prepare_clients(self.columns, owners, self.part, fitted, self.request.report_by)
         about = {"preparation": fitted.describe()}
         federation = Federation.from_clients(**made, name="your data", dtype=dtype, source=about)
         return replace(federation, preparation=fitted)
@@ -235,6 +223,21 @@ class SiteData:
                 "use the agreed names."
             )
         return cls(table, settings, units)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a hello says of a table that is not prepared yet."""
+        table, names = self.table, self.table.features
+        digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
+        kind = (len(names),), self.settings.dtype, (), "float64", None
+        told = {
+            "columns": table.describe_kinds(),
+            "target": table.describe_target(),
+            "rest": table.rest,
+            "units": dict(self.units),
+            "settings": self.settings.describe(),
+        }
+        schema = Schema(*kind, digest, shorten_names(names))
+        return {"schema": schema.to_dict(), "model": "", "table": told}
 
 
 def read_arrays(path: str | Path) -> dict[str, Any]:

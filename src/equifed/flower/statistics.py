@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.serverapp import Grid
 
-from equifed.data.columns import name_category, to_numbers
+from equifed.data.columns import blank, name_category, read_numbers, to_numbers
 from equifed.data.describe import (
     Described,
     Table,
@@ -184,6 +184,32 @@ def _compare(
         f"{who}: column {column!r} has the mean {own['mean']:.4g}, the other sites "
         f"{mean:.4g} ± {deviation:.2g}: {how} apart{factor}. Are its units the same?"
     ]
+
+
+def find_far(table: SiteTable, totals: Mapping[str, Any]) -> list[str]:
+    """Name the columns whose mean here is far from that of the other sites.
+
+    ``totals`` are count, mean and deviation of every column over all sites.
+    """
+    found = []
+    for name, (count, mean, deviation) in totals.items():
+        if name not in table.features:  # of other columns nothing is told
+            continue
+        own = read_numbers(name, blank(table.take([name], "train")[name], "words"))
+        own = own[~np.isnan(own)]
+        n, left = len(own), int(count) - len(own)
+        if n < 2 or left < 2:
+            continue
+        here, there = float(own.mean()), mean + (mean - own.mean()) * n / left  # (N M - n m)/(N-n)
+        square = (count * deviation**2 - n * (own.var() + (here - mean) ** 2)) / left
+        scale = math.sqrt(max(square - (there - mean) ** 2, 0.0))
+        scale = max(scale, 1e-12 * abs(there))
+        if scale > 0 and abs(here - there) > FAR * scale:
+            found.append(
+                f"its column {name!r} has a mean that lies {abs(here - there) / scale:.1f} "
+                "deviations from that of the other sites; are its units the same?"
+            )
+    return found
 
 
 def _turn(shown: Mapping[str, Told]) -> Described:

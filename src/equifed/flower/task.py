@@ -101,34 +101,17 @@ def shorten_names(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Task:
-    """Model, loss and precision.
+    """Model, loss and precision; the rest is as for :func:`equifed.simulate`.
 
-    Parameters
-    ----------
-    model : callable
-        Builds the module from the shape of one sample and the number of outputs.
-    loss : str
-        Name of a loss, or ``package.module:function``; "auto" is cross-entropy for classes and
-        squared for regression.
-    l2 : float
-        Strength of the penalty ``l2 / 2 |x|^2``.
-    penalise : {"all", "weights"}
-        Of which parameters; see :func:`equifed.simulate`.
-    dtype : {"float32", "float64"}
-        Precision of the model.
-    init : {"fresh", "given"}
-        Whether the server draws the first model or takes the numbers that the module has.
-    class_weights : mapping, optional
-        Weights of classes in the loss, by the number of the class.
-    own, own_l2, own_steps
-        Parameters that every site keeps for itself, as for :func:`equifed.simulate`.
+    ``model`` builds the module from the shape of one sample and the number of outputs, ``loss`` is
+    a name or ``package.module:function``, ``class_weights`` are by the number of the class.
     """
 
     model: ModelBuilder
     loss: str
     l2: float = 0.0
     dtype: Literal["float32", "float64"] = "float32"
-    init: Literal["fresh", "given"] = "fresh"
+    init: Literal["fresh", "given"] = "fresh"  # whether the server draws the first model
     penalise: Penalise = "all"
     class_weights: str | Mapping[str, float] | None = None
     own: str | Sequence[str] | None = None

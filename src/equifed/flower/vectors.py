@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -11,25 +11,19 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Losses, Weights
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Losses, Weights
 from equifed.contract.clients import Moved
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.mailbox import Answers, Check
-from equifed.flower.messenger import Messenger, Requests, pack_tensor
+from equifed.flower.matrices import pack_metric, pack_tensor
+from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import PrivacyError, Sum
-from equifed.flower.wire import Reply, WireError, digest_model, expect_number
+from equifed.flower.wire import Reply, Sent, WireError, expect_number
 
 Remake = Callable[[Messenger], None]
 """Lets clients compute again what they lost."""
-
-
-def describe_sum(messenger: Messenger, kind: str, x: Tensor, weights: Weights) -> Sum:
-    """Return what a sum over these clients at model x is to the ledger."""
-    row = np.zeros(len(messenger.members.names))
-    row[messenger.index] = weights
-    return Sum(kind, digest_model(pack_tensor(x).data), messenger.round, row)
 
 
 class FlowerVectors(ClientVectors):
@@ -64,12 +58,8 @@ class FlowerVectors(ClientVectors):
         if reason is not None:
             return self._stand_in(wanted, weights, reason)
         if self.source is not None and not self.source.done:
-            total = self.source.run_and_sum(self.kind, weights)
-        else:
-            requests = self._write_requests("sum")
-            total = self.messenger.sum_hidden(requests, weights, "vector", self.ask)
-        hidden.ledger.add(wanted, total)
-        return total
+            return self.source.run_and_sum(wanted)
+        return self.messenger.open_sum(wanted, self._write_requests("sum"), ask=self.ask)
 
     @override
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Tensor:
@@ -91,9 +81,7 @@ class FlowerVectors(ClientVectors):
             key = old.key_of(i)
             pins = [*request.args["pins"], *([key] if key else [])]
             request.args.update(minus=key, pins=pins)
-        total = self.messenger.sum_hidden(requests, weights, "vector", self.ask)
-        hidden.ledger.add(wanted, total)
-        return total
+        return self.messenger.open_sum(wanted, requests, ask=self.ask)
 
     @override
     def allows(self, weights: Weights) -> bool:
@@ -118,7 +106,7 @@ class FlowerVectors(ClientVectors):
         return self.x
 
     def _describe(self, weights: Weights) -> Sum:
-        return describe_sum(self.messenger, self.kind, self._model(), weights)
+        return self.messenger.describe_sum(self.kind, self._model(), weights)
 
     def _stand_in(self, wanted: Sum, weights: Weights, reason: str) -> Tensor:
         """Return what was opened at this model in place of a sum that may not be."""
@@ -144,11 +132,11 @@ class FlowerVectors(ClientVectors):
         )
 
     @override
-    def squared_norms(self, scale: Tensor | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         if self.rows is not None:
             return DenseVectors(self.rows).squared_norms(scale)
         self.settle()
-        requests = self._write_requests("norms", scale if scale is None else {"scale": scale})
+        requests = self._write_requests("norms", pack_metric(scale))
         answers = self.ask(requests, self.messenger.check_norm)
         return self.messenger.read_numbers(answers.complete(self.messenger.members.names), "norm")
 
@@ -200,11 +188,10 @@ class FlowerVectors(ClientVectors):
         left = {i: f for i, f in answers.failures.items() if i not in stale}
         return Answers({**answers.replies, **more.replies}, {**left, **more.failures})
 
-    def _write_requests(self, op: str, given: Mapping[str, Tensor] | None = None) -> Requests:
+    def _write_requests(self, op: str, arrays: Sent | None = None) -> Requests:
         """Return requests about these vectors."""
         stream = Stream(0, (self.keys[0] or "zero", op))
-        arrays = {name: pack_tensor(vector) for name, vector in (given or {}).items()}
-        requests = self.messenger.write_requests(op, stream, {}, arrays)
+        requests = self.messenger.write_requests(op, stream, {}, arrays or {})
         for i, request in requests.items():
             key = self.key_of(i)
             request.args.update(key=key, pins=[*request.args["pins"], *([key] if key else [])])
@@ -258,7 +245,7 @@ class RequestedWork:
         self.done = True
         return replies
 
-    def run_and_sum(self, part: str, weights: Weights) -> Tensor:
+    def run_and_sum(self, wanted: Sum) -> Tensor:
         """Ask for the work and a hidden sum of one part of its result, in one exchange."""
 
         def ask(requests: Requests, check_sum: Check) -> Answers:
@@ -268,7 +255,7 @@ class RequestedWork:
 
             return self._ask(requests, check)
 
-        total = self.messenger.sum_hidden(self.requests, weights, part, ask)
+        total = self.messenger.open_sum(wanted, self.requests, wanted.kind, ask)
         self.done = True
         return total
 
@@ -279,9 +266,8 @@ class RequestedWork:
         """
 
         def combine(kind: str, shares: Weights) -> Tensor | None:
-            return self.messenger.ledger.stand_in(
-                describe_sum(self.messenger, kind, self.x, shares)
-            )
+            wanted = self.messenger.describe_sum(kind, self.x, shares)
+            return self.messenger.ledger.stand_in(wanted)
 
         if part in ("snapshot", "average"):
             steps = np.asarray(self.steps, dtype=np.float64)
@@ -298,8 +284,8 @@ class RequestedWork:
         first = torch.zeros_like(self.x) if whole else combine("gradient", left * lengths)
         if first is not None and self.target is not None:
             first = first + self.work.correction * float(lengths.sum()) * self.target
-        scale = self.work.spread_scale(self.x)
-        return first if first is None or scale is None else scale * first
+        scale = self.work.scale
+        return first if first is None or scale is None else scale.multiply(first)
 
     def check(self, i: int, reply: Reply) -> None:
         """Refuse a reply whose steps, threshold or vectors cannot be used."""

@@ -13,13 +13,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the messages; both sides must have the same."""
 
 REQUEST_LIMIT = 1 << 26
@@ -34,34 +34,12 @@ PACK_LIMIT = 1 << 16
 REFUSED = "refused by the site"
 """What a node answers to a request that is not one of ours."""
 
-DTYPES = ("float32", "float64", "uint64")
+DTYPES = ("float32", "float64", "int64", "uint64")
 KINDS = {"client": int, "args": dict, "numbers": dict}
 """What the entries of a header are, where they are not text."""
 
 Sent = Mapping[str, NDArray[Any] | Array]
 """Arrays on their way out; one that goes to many clients is packed once."""
-
-OPERATIONS = {
-    "hello": "query.hello",
-    "losses": "evaluate.losses",
-    "gradient": "train.gradient",
-    "local": "train.local",
-    "sum": "query.sum",
-    "curvature": "train.curvature",
-    "bounds": "query.bounds",
-    "norms": "query.norms",
-    "recall": "query.recall",
-    "metrics": "evaluate.metrics",
-    "keys": "query.keys",
-    "shares": "query.shares",
-    "boxes": "query.boxes",
-    "unmask": "query.unmask",
-    "prepare": "query.prepare",
-    "statistics": "query.statistics",
-    "notice": "query.notice",
-    "deliver": "query.deliver",
-}
-"""Operations and the Flower message types that carry them."""
 
 ALWAYS = ("loss", "accuracy", "mse")
 """Metrics that a client measures whether or not they are asked for, where its data have them."""
@@ -69,15 +47,37 @@ ALWAYS = ("loss", "accuracy", "mse")
 PARTS = ("displacement", "snapshot", "average", "mean_gradient", "multiplier")
 """Vectors that local work may give."""
 
-REPLY_ARRAYS: Mapping[str, tuple[str, ...]] = {
-    "gradient": ("gradient", "masked"),
-    "local": (*PARTS, "masked"),
-    "sum": ("masked",),
-    "curvature": ("curvature", "masked"),
-    "recall": ("vector",),
-    "prepare": ("vector", "masked"),
+
+@dataclass(frozen=True)
+class Verb:
+    """A request: the Flower message that carries it, and what its answer may hold."""
+
+    message: str
+    arrays: tuple[str, ...] = ()  # that an answer may hold, and no others
+    own_part: Literal["", "before", "after"] = ""  # of the round, that the work starts from
+    masks: bool = False  # whether it is a step of a hidden sum, which needs no model
+
+
+VERBS = {
+    "hello": Verb("query.hello"),
+    "losses": Verb("evaluate.losses", own_part="before"),
+    "gradient": Verb("train.gradient", ("gradient", "masked"), own_part="before"),
+    "local": Verb("train.local", (*PARTS, "masked"), own_part="before"),
+    "sum": Verb("query.sum", ("masked",)),
+    "curvature": Verb("train.curvature", ("curvature", "masked")),
+    "bounds": Verb("query.bounds"),
+    "norms": Verb("query.norms"),
+    "recall": Verb("query.recall", ("vector",)),
+    "metrics": Verb("evaluate.metrics", own_part="after"),
+    "keys": Verb("query.keys", masks=True),
+    "shares": Verb("query.shares", masks=True),
+    "boxes": Verb("query.boxes", masks=True),
+    "unmask": Verb("query.unmask", masks=True),
+    "prepare": Verb("query.prepare", ("vector", "masked")),
+    "statistics": Verb("query.statistics"),
+    "deliver": Verb("query.deliver", own_part="after"),
 }
-"""Arrays that a reply may hold, by operation; replies to other operations hold none."""
+"""Everything that a server can ask a client for: a policy, a plan and a node know nothing else."""
 
 
 class WireError(ValueError):
@@ -116,7 +116,7 @@ class Request:
     def from_records(cls, content: RecordDict) -> Request:
         """Read a request, or raise :class:`WireError`."""
         request = cls(**_read(content, cls, "server", REQUEST_LIMIT))
-        if request.op not in OPERATIONS:
+        if request.op not in VERBS:
             raise WireError("the request names no known operation")
         return request
 
@@ -146,7 +146,7 @@ class Reply:
     def from_records(cls, content: RecordDict, limit: int = REPLY_LIMIT) -> Reply:
         """Read a reply, or raise :class:`WireError`; ``limit`` bounds its header."""
         values = _read(content, cls, "client", limit)
-        allowed = REPLY_ARRAYS.get(values["op"], ())
+        allowed = VERBS[values["op"]].arrays if values["op"] in VERBS else ()
         odd = [name for name in values["arrays"] if name not in allowed]
         if odd:
             raise WireError(f"sent the array {_shorten(odd[0])}, which nobody asked for")

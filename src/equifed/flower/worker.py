@@ -1,4 +1,4 @@
-"""One client at one request: the library's own local work on its data.
+"""A client at one request: the library's own local work on its data.
 
 Every request is answered from the request, the data and the client's memory alone, and memory is
 written at the end, so a request may be repeated at will.
@@ -6,8 +6,12 @@ written at the end, so a request may be repeated at will.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +19,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from equifed.contract.arrays import BlockMatrix
 from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalWork, own_strength
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.data.preparation import Preparation
+from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
-from equifed.flower.memory import Memory
-from equifed.flower.questions import pack_blocks
-from equifed.flower.results import digest, keep_delivery, slug
-from equifed.flower.secure.masking import STEPS, Identity, Masking, Signer
+from equifed.flower.hidden_fit import find_names, to_vector
+from equifed.flower.matrices import pack_blocks, read_metric
+from equifed.flower.memory import Memory, digest, keep_delivery, slug
+from equifed.flower.secure.masking import Identity, Masking, Signer
 from equifed.flower.site import Policy
-from equifed.flower.statistics import describe_arrays
+from equifed.flower.site_table import SiteData
+from equifed.flower.statistics import describe_arrays, describe_table, find_far
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
 from equifed.flower.wire import (
     ALWAYS,
     PARTS,
+    VERBS,
     Reply,
     Request,
     WireError,
@@ -42,33 +51,65 @@ from equifed.models.curvature import known_curvature
 from equifed.models.own_part import fit_new_client
 from equifed.training.tables import package_versions
 
+log = logging.getLogger("equifed")
+
+
+class Stale(Exception):
+    """The request refers to something that this client does not hold."""
+
 
 @dataclass
 class Client:
-    """One client: data, model and memory, its partition if it has one, its policy and keys.
+    """One client: its data, its task, the folder of its memory, its policy and keys.
 
-    ``notes`` are what it tells the others about its data, ``results`` the folder for models.
+    A table becomes samples when the preparation of all sites is known. ``results`` is the folder
+    for models of runs that ended.
     """
 
-    federation: Federation
+    data: Federation | SiteData
     task: Task
     root: Path
     partition: int | None = None
     policy: Policy = field(default_factory=Policy)
     identity: Identity = field(default_factory=Identity)
-    notes: tuple[str, ...] = ()
     results: Path | None = None
-    _engines: dict[int, OneClient] = field(default_factory=dict)
+    _prepared: tuple[str, Federation] | None = None
+    _engine: tuple[Federation, int, OneClient] | None = None
 
-    def build_engine(self, position: int) -> OneClient:
+    @property
+    def name(self) -> str:
+        """The client's name."""
+        return self.data.table.name if isinstance(self.data, SiteData) else self.data.names[0]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Samples of every split."""
+        if isinstance(self.data, SiteData):
+            return self.data.table.sizes
+        return {k: len(split) for k, split in self.data.splits().items()}
+
+    def prepare(self, memory: Memory) -> Federation:
+        """Return the samples; those of a table prepared as the run has it."""
+        if isinstance(self.data, Federation):
+            return self.data
+        told = memory.read_record("preparation")
+        if not told:
+            raise Stale("this client does not hold the preparation of the run")
+        key = json.dumps(told, sort_keys=True)
+        if self._prepared is None or self._prepared[0] != key:
+            fitted, table = Preparation.from_json(told), self.data.table
+            for sentence in (*table.told, *table.find_duplicates(fitted)):
+                log.warning("equifed: %s", sentence)
+            self._prepared = key, table.prepare(fitted, self.data.settings.dtype)
+        return self._prepared[1]
+
+    def build_engine(self, federation: Federation, position: int) -> OneClient:
         """Return the engine for a position in the federation."""
-        if position not in self._engines:
-            self._engines = {position: self.task.build_engine(self.federation, position)}
-        return self._engines[position]
-
-
-class Stale(Exception):
-    """The request refers to something that this client does not hold."""
+        kept = self._engine
+        if kept is None or kept[0] is not federation or kept[1] != position:
+            kept = federation, position, self.task.build_engine(federation, position)
+            self._engine = kept
+        return kept[2]
 
 
 class Worker:
@@ -76,48 +117,92 @@ class Worker:
 
     def __init__(self, client: Client, request: Request) -> None:
         self.client, self.request, self.args = client, request, request.args
-        self.federation, self.task = client.federation, client.task
-        self.engine = client.build_engine(max(request.client, 0))
-        self.memory = Memory(client.root, request.run, client.federation.names[0])
+        self.task, self.policy = client.task, client.policy
+        self.memory = Memory(client.root, request.run, client.name)
         self.round = int(self.args.get("round", 0))
-        if request.op in ("losses", "gradient", "local", "metrics", "deliver"):
-            ended = request.op in ("metrics", "deliver")  # a model, with the own part of its round
-            before = int(self.args.get("own_round", 0)) + 1 if ended else self.round
-            self._bind_own_part(before)
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The client's samples."""
+        return self.client.prepare(self.memory)
+
+    @cached_property
+    def engine(self) -> OneClient:
+        """The library's own engine on these samples."""
+        return self.client.build_engine(self.federation, max(self.request.client, 0))
 
     def answer(self) -> Reply:
         """Do what the request says."""
-        op = self.request.op  # one of those that ``wire`` lists
-        if op in STEPS:
+        op, verb = self.request.op, VERBS[self.request.op]
+        if verb.own_part:
+            after = int(self.args.get("own_round", 0)) + 1
+            self._bind_own_part(self.round if verb.own_part == "before" else after)
+        if verb.masks:
             reply = self.request.reply(self._masking().take_step(op))
         else:
             reply = getattr(self, op)()
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
         return reply
 
+    # -- before the first round -------------------------------------------------------------------
+
     def hello(self) -> Reply:
-        """Say who this is, what data there are, and with which software."""
-        policy = self.client.policy
-        policy.check_plan(self.args.get("plan", {}), len(self.federation.train))
+        """Say who this is, what data there are, and with which software.
+
+        A table whose preparation is not known yet is described by its columns.
+        """
+        client, told = self.client, self.args.get("preparation")
+        self.policy.check_plan(self.args.get("plan", {}), client.sizes["train"])
+        about: dict[str, Any] = {
+            "name": client.name,
+            "partition": client.partition,
+            "versions": package_versions(PACKAGES),
+            "sizes": client.sizes,
+        }
+        notes = self.policy.describe()
+        if isinstance(client.data, SiteData):
+            if told is not None:
+                Preparation.from_json(told)  # refuses what is none
+                self.memory.write_record("preparation", told)
+            about |= client.data.describe()
+            if not self.memory.read_record("preparation"):
+                return self.request.reply({**about, "notes": notes})
+            if self.policy.show_by_name:
+                notes += find_far(client.data.table, self.args.get("totals", {}))
         size, dtype = self._kind()
-        policy.check_bytes("the model has", size * np.dtype(dtype).itemsize)
-        return self.request.reply(
-            {
-                "name": self.federation.names[0],
-                "partition": self.client.partition,
-                "versions": package_versions(PACKAGES),
-                "sizes": {k: len(split) for k, split in self.federation.splits().items()},
-                "schema": Schema.of(self.federation).to_dict(),
-                "model": self.task.fingerprint(self.engine),
-                "notes": [*policy.describe(), *self.client.notes],
-            }
-        )
+        self.policy.check_bytes("the model has", size * np.dtype(dtype).itemsize)
+        schema, model = Schema.of(self.federation).to_dict(), self.task.fingerprint(self.engine)
+        return self.request.reply({**about, "schema": schema, "model": model, "notes": notes})
+
+    def prepare(self) -> Reply:
+        """Answer one question of the fit, in clear or under masks."""
+        data, asked = self.client.data, self.args["asked"]
+        if not isinstance(data, SiteData):
+            raise WireError("this site gives no table")
+        if {**asked["prepare"]} != data.settings.describe()["prepare"]:
+            raise DataError("the question is of another preparation than this site agreed to")
+        named = asked["stage"] in ("names", "counts")
+        answer = data.table.answer({**asked, "stage": "sums"} if named else asked)
+        if asked["stage"] == "names":
+            return self.request.reply({"names": find_names(asked, answer)})
+        vector = to_vector(asked, answer)
+        if "mask" in self.args:
+            # Sums of a question's answers over nearly the same sites must not both be opened.
+            text = json.dumps(asked, sort_keys=True, default=str)
+            question = hashlib.sha256(text.encode()).hexdigest()
+            return self.request.reply({}, {"masked": self._masking().mask(vector, question, 0)})
+        self.policy.allow_clear()
+        return self.request.reply({}, {"vector": vector})
 
     def statistics(self) -> Reply:
         """Return rows, labels and means, as far as the site shows them."""
-        self.client.policy.check_plan({}, len(self.federation.train))
-        shown = self.client.policy.show_by_name
-        return self.request.reply({"statistics": describe_arrays(self.federation, shown)})
+        data, shown = self.client.data, self.policy.show_by_name
+        self.policy.check_plan({}, self.client.sizes["train"])
+        if isinstance(data, SiteData):
+            return self.request.reply({"statistics": describe_table(data.table, shown)})
+        return self.request.reply({"statistics": describe_arrays(data, shown)})
+
+    # -- the verbs --------------------------------------------------------------------------------
 
     def losses(self) -> Reply:
         """Return f_i(x)."""
@@ -138,8 +223,8 @@ class Worker:
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
-        work = LocalWork.from_dict(self.args["work"])
-        self.client.policy.check_work(work, len(self.federation.train))
+        work = LocalWork.from_dict(self.args["work"]).work(scale=self._metric())
+        self.policy.check_work(work, len(self.federation.train))
         target, slope = None, self.args["slope"]
         control = self._control()
         if control is not None:
@@ -180,7 +265,7 @@ class Worker:
             raise WireError(found)
         packed = _array(pack_blocks(found.blocks, thin is not None).to(self.engine.model.dtype))
         if "mask" not in self.args:
-            self.client.policy.allow_clear()
+            self.policy.allow_clear()
             return self.request.reply({}, {"curvature": packed})
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         return self.request.reply({}, {"masked": self._masking().mask(packed, model, self.round)})
@@ -198,12 +283,11 @@ class Worker:
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
         vectors = DenseVectors(self._tensor(self._recall(str(self.args["key"])))[None])
-        scale = self._sent("scale") if "scale" in self.request.arrays else None
-        return self.request.reply({"norm": float(vectors.squared_norms(scale)[0])})
+        return self.request.reply({"norm": float(vectors.squared_norms(self._metric())[0])})
 
     def recall(self) -> Reply:
         """Return a kept vector in clear."""
-        self.client.policy.allow_clear()
+        self.policy.allow_clear()
         return self.request.reply({}, {"vector": self._recall(str(self.args["key"]))})
 
     def metrics(self) -> Reply:
@@ -225,12 +309,10 @@ class Worker:
         x = self._sent("x")
         if digest(_array(x)) != self.args["sha256"]:
             raise WireError("the model was changed on its way")
-        folder = self.client.results or self.client.root / "results" / slug(
-            self.federation.names[0]
-        )
+        folder = self.client.results or self.client.root / "results" / slug(self.client.name)
         predictor = self.engine.predictor(x)
         if predictor.own:  # this site's model: with the own part that it has
-            predictor = predictor.for_client(self.federation.names[0])
+            predictor = predictor.for_client(self.client.name)
         checksum = keep_delivery(folder, self.request.run, predictor, self.args)
         return self.request.reply({"checksum": checksum})
 
@@ -274,13 +356,13 @@ class Worker:
 
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
-        shorten = self.client.policy.shorten
+        shorten = self.policy.shorten
         rows = {name: shorten(_array(vectors.matrix[0])) for name, vectors in parts.items()}
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         for name, row in rows.items():
             self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
         if self.args["give"]:
-            self.client.policy.allow_clear()
+            self.policy.allow_clear()
             return self.request.reply(numbers, rows)
         if "mask" in self.args:
             part = rows[str(self.args["mask"]["part"])]
@@ -304,11 +386,14 @@ class Worker:
         return vector
 
     def _masking(self) -> Masking:
-        who = Signer(self.client.identity, self.request.run, self.federation.names[0])
+        who = Signer(self.client.identity, self.request.run, self.client.name)
         return Masking(self.memory, self.args["mask"], self.request.client, who)
 
     def _sent(self, name: str) -> torch.Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))
+
+    def _metric(self) -> BlockMatrix | None:
+        return read_metric(self.request.arrays, self.engine.model.size)
 
     def _stream(self) -> Stream:
         return Stream(int(self.args["seed"]), tuple(self.args["address"]))

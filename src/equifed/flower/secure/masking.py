@@ -34,9 +34,6 @@ from equifed.flower.secure.ledger import are_apart
 from equifed.flower.secure.masks import Words, to_fixed
 from equifed.flower.secure.session import Epoch, Published, SecureError, from_hex, to_hex
 
-STEPS = ("keys", "shares", "boxes", "unmask")
-"""Requests of a secure sum besides that for the vector; they need no model."""
-
 REMEMBERED = 256
 """Sums that a client remembers to have helped to open."""
 
@@ -128,9 +125,9 @@ class Masking:
         self.memory, self.args, self.own, self.signer = memory, args, own, signer
 
     def take_step(self, op: str) -> dict[str, Any]:
-        """Answer one of the :data:`STEPS`."""
-        steps = self.publish, self.share, self.check_boxes, self.unmask
-        return dict(zip(STEPS, steps, strict=True))[op]()
+        """Answer a request of a secure sum besides that for the vector."""
+        steps = {"keys": self.publish, "shares": self.share}
+        return (steps | {"boxes": self.check_boxes, "unmask": self.unmask})[op]()
 
     def mask(self, vector: NDArray[Any], model: str, round: int) -> Words:
         """Return a vector of a model and round, times its public weight, under masks."""

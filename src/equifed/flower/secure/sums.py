@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from equifed.contract.arrays import Weights
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Check
-from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
+from equifed.flower.messenger import Ask, Messenger, Requests
 from equifed.flower.secure.ledger import Ledger
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed
 from equifed.flower.secure.session import (
@@ -60,23 +59,14 @@ class _Prepared:
 
 
 @dataclass
-class SecureSums(HiddenSums):
-    """Double masking with secret sharing; see ``session`` for the protocol, what it withstands.
+class SecureSums:
+    """Double masking with secret sharing; see ``session`` for the protocol, what it withstands."""
 
-    Parameters
-    ----------
-    bits : int
-        Bits after the point.
-    slots : int
-        Sums that one exchange of keys and one of shares prepare.
-    """
-
-    bits: int = FRACTION_BITS
-    slots: int = 16
+    bits: int = FRACTION_BITS  # after the point
+    slots: int = 16  # sums that one exchange of keys and one of shares prepare
     ledger: Ledger = field(default_factory=Ledger)
     _epoch: _Prepared | None = None
 
-    @override
     def total(
         self,
         messenger: Messenger,
@@ -86,6 +76,7 @@ class SecureSums(HiddenSums):
         ask: Ask,
         size: int | None = None,
     ) -> NDArray[np.float64]:
+        """Return the sum, or raise :class:`MissingClients`."""
         epoch = self._epoch
         if epoch is None or set(epoch.parties) != set(requests) or epoch.slot >= self.slots:
             epoch = self._epoch = self._prepare(messenger)

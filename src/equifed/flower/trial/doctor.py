@@ -25,7 +25,7 @@ from equifed.flower.fleet import Fleet, FleetError, explain_transport
 from equifed.flower.flwr_private import find_changes, parse_node_config, set_identity
 from equifed.flower.site import Policy, Site, SiteError, name_site, read_site
 from equifed.flower.trial.certificates import find_key_problems
-from equifed.flower.wire import OPERATIONS, Reply, Request
+from equifed.flower.wire import VERBS, Reply, Request
 from equifed.training.tables import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))
@@ -199,7 +199,7 @@ def _say_hello(site: Site) -> Finding:
 def _ask_hello(site: Site) -> Reply:
     set_identity(1, 1)
     request = Request("hello", "doctor", "hello", -1).to_records()
-    message = Message(request, 1, OPERATIONS["hello"])
+    message = Message(request, 1, VERBS["hello"].message)
     message.metadata.__dict__["_message_id"] = "hello"
     with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
         app, own = site.load()
