@@ -106,6 +106,14 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize(("old", "new"), [("group", "keep_together"), ("groups", "report_by")])
+def test_a_former_argument_is_refused_with_its_new_name(old: str, new: str) -> None:
+    with pytest.raises(TypeError, match=f"no argument '{old}'; it is called {new} now"):
+        Federation.from_table(VISITS, "site", "y", test=0.2, **{old: "patient"})
+    with pytest.raises(TypeError, match="no argument 'tset'; leave it out"):
+        Federation.from_table(VISITS, "site", "y", tset=0.2)
+
+
 @pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
 def test_times_are_read_in_their_order(values):
     assert np.argsort(read_moments("t", values)).tolist() == [1, 0, 2]
@@ -126,7 +134,9 @@ VISITS = {
 
 
 def test_a_table_keeps_its_patients_and_its_order():
-    fed = Federation.from_table(VISITS, "site", "y", features=["x"], group="patient", test=0.4)
+    fed = Federation.from_table(
+        VISITS, "site", "y", features=["x"], keep_together="patient", test=0.4
+    )
     assert fed.test.sizes.tolist() == [4, 4]
     centre, scale = fed.preparation.columns[0].centre, fed.preparation.columns[0].scale
     held = np.round(fed.test.inputs.ravel() * scale + centre).astype(int)
@@ -154,11 +164,14 @@ def test_rows_that_are_in_both_are_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": "patient", "time": "day", "test": 0.2}, "both at once"),
-        ({"group": "patient"}, "give test= a fraction"),
+        ({"keep_together": "patient", "time": "day", "test": 0.2}, "both at once"),
+        ({"keep_together": "patient"}, "give test= a fraction"),
         ({"split": "part", "test": 0.2}, "leave out the test"),
-        ({"split": "part", "group": "patient"}, "Group '0' of column 'patient' has rows in sev"),
-        ({"group": "none", "test": 0.2}, "no column 'none'"),
+        (
+            {"split": "part", "keep_together": "patient"},
+            "Rows of '0' in column 'patient' are in sev",
+        ),
+        ({"keep_together": "none", "test": 0.2}, "no column 'none'"),
         ({"test": 1.0}, "leave something to train on"),
         ({"test": float("nan")}, "leave something to train on"),
     ],
@@ -182,7 +195,7 @@ def test_groups_inside_clients_are_a_column_of_the_table() -> None:
         "age": [50, 61, 42, 33, 70, 55, 48, 39],
         "ill": ["no", "yes", "no", "yes", "no", "yes", "no", "yes"],
     }
-    given = {"client": "site", "target": "ill", "groups": "sex", "min_count": 1}
+    given = {"client": "site", "target": "ill", "report_by": "sex", "min_count": 1}
     fed = Federation.from_table(table, **given)
     assert fed.train.groups is not None
     assert fed.train.groups.tolist() == ["f", "m", "unknown", "f", "m", "m", "f", "f"]
@@ -190,7 +203,7 @@ def test_groups_inside_clients_are_a_column_of_the_table() -> None:
     without = Federation.from_table(table, **given, features=["age"])
     assert without.preparation.feature_names == ("age",)
     with pytest.raises(DataError, match="no column 'gender'"):
-        Federation.from_table(table, client="site", target="ill", groups="gender")
+        Federation.from_table(table, client="site", target="ill", report_by="gender")
 
 
 PEOPLE = {
@@ -217,28 +230,30 @@ def find_people(fed):
 
 
 def test_a_person_in_groups_is_warned_of_and_kept_together_by_group():
-    with pytest.warns(DataWarning, match=r"80 different values.* in test data.*group='patient'"):
-        fed = load_people(groups="patient")
+    with pytest.warns(
+        DataWarning, match=r"80 different values.* in test data.*keep_together='patient'"
+    ):
+        fed = load_people(report_by="patient")
     found = find_people(fed)
     assert len(found["train"] & found["test"]) > 20  # what the warning is about
-    assert "group='patient'" in fed.source["rows and columns"]
-    fed = load_people(group="patient")
+    assert "keep_together='patient'" in fed.source["rows and columns"]
+    fed = load_people(keep_together="patient")
     found = find_people(fed)
     assert not found["train"] & found["test"]
     assert found["train"] | found["test"] == set(range(80)) and len(found["test"]) >= 15
 
 
 def test_a_site_is_told_of_a_person_in_groups():
-    request = TableRequest("hospital", "outcome", ("age",), groups="patient")
+    request = TableRequest("hospital", "outcome", ("age",), report_by="patient")
     rows = {name: values[::2] for name, values in PEOPLE.items()}
     (told,) = SiteTable.read(rows, "Hill", request).told
-    assert "80 different values" in told and "use group='patient'" in told
+    assert "80 different values" in told and "use keep_together='patient'" in told
 
 
 @pytest.mark.filterwarnings("error")
 def test_groups_of_people_are_not_warned_of():
-    assert set(load_people(groups="sex").train.groups) == {"f", "m"}
-    both = load_people(group="patient", groups="patient")
+    assert set(load_people(report_by="sex").train.groups) == {"f", "m"}
+    both = load_people(keep_together="patient", report_by="patient")
     assert not set(both.train.groups) & set(both.test.groups)
 
 
@@ -253,6 +268,6 @@ def test_few_people_are_known_by_the_name_of_their_column(values):
         "y": (["u", "v", "v"] * rows)[:rows],
     }
     given = {"client": "site", "target": "y", "features": ["x"], "test": 0.2}
-    with pytest.warns(DataWarning, match="use group='patient'"):
-        Federation.from_table(table, groups="patient", **given)
-    assert "rows and columns" not in Federation.from_table(table, groups="band", **given).source
+    with pytest.warns(DataWarning, match="use keep_together='patient'"):
+        Federation.from_table(table, report_by="patient", **given)
+    assert "rows and columns" not in Federation.from_table(table, report_by="band", **given).source

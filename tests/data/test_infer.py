@@ -32,9 +32,12 @@ def test_case_numbers_are_identifiers_also_when_rows_were_copied() -> None:
     assert not is_identifier("age", look_at(list(ages)))
     assert not is_identifier("cost", look_at(list(DRAW.integers(0, 10**7, ROWS))))
     assert "Fall" in guess_columns(table(Fall=numbers), "site", "ill").left_out
-    with pytest.warns(DataWarning, match="'Fall' .* looks like an identifier"):
-        Federation.from_table(table(Fall=numbers), "site", "ill")
-    Federation.from_table(table(Fall=numbers), "site", "ill", features=["x", "Fall"])  # as asked
+    with pytest.warns(DataWarning, match=r"Left out: 'Fall' .*features=\["):
+        fed = Federation.from_table(table(Fall=numbers), "site", "ill")
+    assert "Fall" not in fed.preparation.feature_names
+    assert "an identifier" in dict(fed.preparation.left_out)["Fall"]
+    fed = Federation.from_table(table(Fall=numbers), "site", "ill", features=["x", "Fall"])
+    assert fed.preparation.feature_names == ("x", "Fall")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_every_client_by_its_own_numbers():
 
 TABLE = {
     "site": ["n"] * 12 + ["s"] * 8,
-    "age": [*range(30, 45), None, 50, 51, 52, 53],
+    "age": [*range(30, 40), *range(30, 35), None, 50, 50, 52, 53],
     "sex": ["f", "m"] * 10,
     "smokes": [True, False, None, True] * 5,
     "when": [f"2024-01-{d:02d}" for d in range(1, 21)],
@@ -233,8 +233,8 @@ def test_dropped_rows_mean_that_new_gaps_are_refused():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["1", "<5"], "holds numbers and text, e.g. '1' and '<5'"),
-        ([1.0, "unknown"], "holds numbers and text"),
+        ([*map(str, range(30)), "<5"], "'x' holds 30 numbers and 1 texts; list it in numeric"),
+        ([*range(21), *["unknown"] * 5], "21 numbers and 5 texts.*or in categorical"),
         (["1e400", "2"], "holds inf"),
         ([1e200, -1e200], "too large to be added or squared"),
         ([None, None], "no training row has a value"),

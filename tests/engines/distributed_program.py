@@ -30,12 +30,12 @@ from equifed.training.trackers import Callback
 
 WORK = LocalSGD(lr=0.1, steps=4, batch_size=5)
 ALGORITHMS = {
-    "scaff-pd": ScaffPD(ChiSquare(0.1), WORK, ConstantSteps(0.4, 0.1)),
+    "scaff-pd": ScaffPD(ChiSquare(0.1, scale=1.0), WORK, ConstantSteps(0.4, 0.1)),
     "scaffold": Scaffold(WORK, participation=0.6),
     "drfa": DRFA(WORK, clients_per_round=3, output="average"),
     "rfedfair": RFedFair(WORK, clients_per_round=3),
     "own": Scaffold(WORK, participation=0.6),
-    "scaled": Scaled(ScaffPD(ChiSquare(0.1))),
+    "scaled": Scaled(ScaffPD(ChiSquare(0.1, scale=1.0)), "uncorrelated"),
 }
 METRICS = ("balanced_accuracy", "auroc", "brier")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -248,7 +248,6 @@ def test_a_head_on_fixed_parts_is_solved_as_a_linear_model_on_their_features(los
     for form in ("full", "blocks", "diagonal"):
         one, two = (c.curvature_sum(x, np.full(5, 0.2), form) for c in (there, fixed))
         torch.testing.assert_close(one.blocks, two.blocks)
-    torch.testing.assert_close(*(c.hessian(x, np.full(5, 0.2)) for c in (there, fixed)))
     runs = [train(FairNewton(CVaR(0.5)), c, rounds=30) for c in (there, fixed)]
     assert all(run.certificate()["gap"] < 1e-9 for run in runs)
     np.testing.assert_allclose(*(run.rounds[-1].objective for run in runs))

@@ -80,7 +80,7 @@ def test_without_clients_it_is_ridge_regression(columns, intercept, l2) -> None:
         np.testing.assert_allclose(fair.intercept_, other.intercept_, rtol=1e-6, atol=1e-9)
 
 
-OBJECTIVES = [Average(), WorstCase(), CVaR(0.5), ChiSquare(0.1)]
+OBJECTIVES = [Average(), WorstCase(), CVaR(0.5), ChiSquare(0.1, scale=1.0)]
 
 
 def as_rows(problem):

@@ -21,6 +21,13 @@ from equifed.data.split import DataError, Rows, refuse, refuse_any, refuse_twice
 BOOLS = (bool, np.bool_)
 CELLS = (str, Real, Decimal, np.bool_, datetime.date, np.datetime64)  # what a cell may be
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+GAP_WORDS = frozenset({
+    *("unknown", "unk", "missing", "not known", "not measured", "not available", "not done", "nd"),
+    *("not recorded", "not reported", "no data", "n.a.", "n.d.", "-", "--", ".", "x"),
+})  # fmt: skip
+"""Words that mean a gap among numbers; in a column of text each of them is a category."""
+FEW_WORDS = 0.05  # of the cells with a value, that gap words may be in a column of numbers
+MOST_CODES = 20  # different values of numbers and text together that can be categories
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 WHOLE = re.compile(r"([+-]?\d+)\.0+")
@@ -237,6 +244,57 @@ def name_categories(values: Sequence[Any]) -> list[str | None]:
         return [None if v is None else name_category(v) for v in values]
     known = {v: name_category(v) for v in set(values) if v is not None}
     return [known.get(v) for v in values]
+
+
+Gaps = Literal["empty", "words", "texts"]
+"""What is a gap in a column of numbers: an empty cell; a gap word, too; any text, too."""
+
+
+def blank(values: Sequence[Any], gaps: Gaps) -> list[Any]:
+    """Return cleaned cells of numbers with None for what is a gap.
+
+    >>> blank([1, "2", "unknown", "3 or more"], "words"), blank(["1", "3 or more"], "texts")
+    ([1, '2', None, '3 or more'], ['1', None])
+    """
+    if gaps == "empty":
+        return list(values)
+    texts = {v for v in values if isinstance(v, str)}
+    if gaps == "words":
+        empty = {text for text in texts if text.lower() in GAP_WORDS}
+    else:
+        empty = {text for text in texts if to_numbers([text]) is None}
+    return [None if isinstance(v, str) and v in empty else v for v in values]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How many cells of a column are numbers, gap words and other text, and different values."""
+
+    numbers: int
+    words: int
+    texts: int
+    different: int
+
+    @classmethod
+    def count(cls, values: Sequence[Any]) -> Mixture:
+        """Return what a column of cleaned cells holds."""
+        counts = Counter(name_category(v) for v in values if v is not None)
+        kinds = {"numbers": 0, "words": 0, "texts": 0}
+        for text, count in counts.items():
+            word = "words" if text.lower() in GAP_WORDS else "texts"
+            kinds["numbers" if to_numbers([text]) is not None else word] += count
+        return cls(**kinds, different=len(counts))
+
+    def judge(self, many: bool | None = None) -> Literal["numbers", "category"] | None:
+        """Return what a column with numbers and text is; None if a person must say it.
+
+        Numbers with gaps, if all its text is gap words in at most 5 % of the cells; else a category
+        if it has at most 20 different values.
+        """
+        if not self.texts and self.words <= FEW_WORDS * (self.numbers + self.words):
+            return "numbers"
+        many = self.different > MOST_CODES if many is None else many
+        return None if many else "category"
 
 
 @dataclass(frozen=True)

@@ -178,21 +178,24 @@ class Federation:
         scale: Literal["standard"] | None = "standard",
         missing: Missing = "indicator",
         categorical: Literal["auto"] | Sequence[str] = "auto",
+        numeric: Sequence[str] = (),
         unknown: Literal["other", "error"] = "other",
         min_count: int = 5,
         per_client: bool = False,
+        target_scale: Literal["standard"] | None = "standard",
         test: float = 0.0,
         validation: float = 0.0,
         seed: int = 0,
-        group: str | None = None,
+        keep_together: str | None = None,
         time: str | None = None,
         split: str | None = None,
-        groups: str | None = None,
+        report_by: str | None = None,
         task: Literal["classification", "regression"] | None = None,
         classes: int | None = None,
         name: str | None = None,
         dtype: str = "float32",
         source: Mapping[str, str] | None = None,
+        **former: Any,
     ) -> Federation:
         """Build from a table in which one column says whose row it is.
 
@@ -212,22 +215,23 @@ class Federation:
             Columns with the client's name and with what is to be predicted. The clients 1 and
             ``"1"`` of a data frame stay apart, called ``1`` and ``'1'``.
         features : sequence of str, optional
-            Columns to predict from; by default all others but dates, texts that are all different
-            (identifiers) and columns without a value, which are left out with a warning.
-        scale, missing, categorical, unknown, min_count, per_client
-            How columns become features: :class:`~equifed.data.preparation.Prepare`.
+            Columns to predict from; by default all others but identifiers (texts that are all
+            different, whole numbers that count rows), dates and columns without a value, which are
+            left out with a warning.
+        scale, missing, categorical, numeric, unknown, min_count, per_client, target_scale
+            How columns become features and targets: :class:`~equifed.data.preparation.Prepare`.
         test, validation : float
             Fractions of every client's rows to hold out, drawn with ``seed``.
-        group : str, optional
+        keep_together : str, optional
             Column whose rows of one value (a patient) stay in one split.
         time : str, optional
             Column with numbers or ISO dates: a client's held-out rows are later than its others.
         split : str, optional
             Column with ``train``, ``validation`` or ``test``, in place of fractions.
-        groups : str, optional
+        report_by : str, optional
             Column by whose values (a sex, an age band) metrics inside clients are told, too; it
             stays a feature unless ``features`` leaves it out. It does not keep rows of one value in
-            one split: ``group`` does.
+            one split: ``keep_together`` does.
         task : {"classification", "regression"}, optional
             By default, numbers that are not all whole are values to regress on, text is classes.
             Two whole numbers, or up to 20 that follow each other, are classes; others could be
@@ -245,16 +249,23 @@ class Federation:
         >>> fed, fed.preparation.columns[0].centre
         (<Federation 'your data': 2 clients; samples: train 3>, 51.0)
         """
-        from equifed.data.table import TableRequest, read_table  # a federation needs no reader
+        # a federation needs no reader of tables
+        from equifed.data.table import TableRequest, read_table, refuse_former
 
+        refuse_former(former)
         wanted = (features,) if isinstance(features, str) else features
         coded: Any = categorical
-        named = {"split": split, "group": group, "time": time, "groups": groups}
+        numbers: Any = numeric
+        named = {
+            "split": split, "keep_together": keep_together, "time": time, "report_by": report_by,
+        }  # fmt: skip
         request = TableRequest(
             str(client), str(target), None if wanted is None else tuple(wanted),
             **{k: None if column is None else str(column) for k, column in named.items()},
             task=task, classes=classes, holdout=Holdout(validation, test, seed),
-            prepare=Prepare(scale, missing, coded, unknown, min_count, per_client),
+            prepare=Prepare(
+                scale, missing, coded, unknown, min_count, per_client, target_scale, numbers
+            ),
         )  # fmt: skip
         read = read_table(table, request)
         prepared: Preparation = read.pop("preparation")
@@ -289,10 +300,18 @@ class Federation:
             raise DataError(f"Client positions must lie in 0..{len(self) - 1}, got {client}.")
         return position
 
+    def in_units(self, values: Any) -> Any:
+        """Return values of a regression, as arrays or tensors, in the unit of the target column."""
+        return values if self.preparation is None else self.preparation.target.decode(values)
+
     def with_inputs(self, inputs: Mapping[str, Array]) -> Federation:
-        """Return the federation with other features, by split, for the same samples."""
+        """Return the federation with other features, by split, for the same samples.
+
+        The preparation of a table is not kept; values of a regression are in their own unit again.
+        """
         held: dict[str, Any] = {
-            label: replace(split, inputs=inputs[label]) for label, split in self.splits().items()
+            label: replace(split, inputs=inputs[label], targets=self.in_units(split.targets))
+            for label, split in self.splits().items()
         }
         return replace(self, **held, preparation=None)
 

@@ -8,14 +8,16 @@ question of the answers or, at the end, the :class:`~equifed.data.preparation.Pr
     while not isinstance(asked, Preparation):
         asked = combine(asked, {name: describe_rows(rows[name], asked) for name in clients})
 
-Questions and answers are plain values that JSON can hold: ``kinds`` (how many numbers, texts, dates
-and gaps a column has), ``sums`` (of its numbers; counts of its categories), ``squares`` (of
-differences from the common mean, so that large offsets cost no digits). Everything is added up, so
-that hidden sums do (:mod:`equifed.flower.hidden_fit`).
+Questions and answers are plain values that JSON can hold: ``kinds`` (how many numbers, texts, gap
+words and dates a column has; whether it is ``mixed`` and has ``many`` values), ``sums`` (of its
+numbers; counts of its categories), ``squares`` (of differences from the common mean, so that large
+offsets cost no digits). The last two ask for the values of a regression, too. Everything is added
+up, so that hidden sums do (:mod:`equifed.flower.hidden_fit`).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,9 +30,13 @@ from numpy.typing import NDArray
 from equifed.data.columns import (
     CELLS,
     DECIMAL_COMMA,
+    MOST_CODES,
     Columns,
+    Gaps,
     Look,
+    Mixture,
     are_whole,
+    blank,
     explain_comma,
     is_date,
     look_at,
@@ -57,6 +63,8 @@ Answers = Mapping[str, Mapping[str, Any]]  # client name to what describe_rows r
 
 DATES = "dates; a model needs numbers: turn them into days since a first day, years, months"
 FEW = 20  # texts that are all different are an identifier from this many on
+NOT_ASKED = "not asked for"
+KINDS = ("numbers", "texts", "words", "dates", "different", "mixed", "many")
 EPS = float(np.finfo(float).eps)
 
 
@@ -68,21 +76,28 @@ def ask_kinds(
     client: str | None = None,
     categories: Sequence[str] = (),
     choosy: bool = False,  # leave out what is no feature (identifiers, dates); else refuse it
-    left_out: Sequence[str] = (),
+    left_out: Mapping[str, str] | None = None,  # columns that are no features, and why
 ) -> Question:
     """Return the first question of a fit."""
-    rule = prepare.categorical
-    coded = categories if rule == "auto" else rule
+    coded = {*categories, *prepare.listed} - {*prepare.numeric}
     return {
         "stage": "kinds",
         "columns": list(features),
         "coded": [name for name in features if name in coded],
-        "prepare": {**asdict(prepare), "categorical": rule if rule == "auto" else list(rule)},
+        "prepare": json.loads(json.dumps(asdict(prepare))),
+        "wordy": [],
         "target": asdict(target),
         "client": client,
         "choosy": choosy,
-        "left_out": [[name, "not asked for"] for name in left_out],
-    }
+        "left_out": list(map(list, (left_out or {}).items())),
+    }  # fmt: skip
+
+
+def scaled_target(asked: Question) -> str | None:
+    """Return the column of a regression's values, if they are to be scaled."""
+    target = asked["target"]
+    values = target["classes"] is None and asked["prepare"]["target_scale"] is not None
+    return target["name"] if values else None
 
 
 def fit_preparation(rows: Mapping[str, Columns], asked: Question) -> Preparation:
@@ -105,13 +120,14 @@ def describe_rows(columns: Columns, asked: Question, client: str = "") -> dict[s
 
 def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
     """Count what a column holds; ``different`` texts tell an identifier."""
-    present = [v for v in values if v is not None]
-    counts = {"numbers": 0, "texts": 0, "dates": 0, "different": 0}
-    auto = asked["prepare"]["categorical"] == "auto"
+    forced = name in asked["prepare"]["numeric"]
+    present = [v for v in blank(values, _gaps(name, asked)) if v is not None]
+    counts = dict.fromkeys(KINDS, 0)
     if name in asked["coded"]:
         return {**counts, "texts": len(present)}
-    if (to_amounts if auto else to_numbers)(present) is not None:
-        return {**counts, "numbers": len(present)}
+    if (to_numbers if forced else to_amounts)(present) is not None:
+        many = len(set(present)) > MOST_CODES
+        return {**counts, "numbers": len(present), "many": int(many)}
     look = look_at(values)
     refuse(
         (v for v in present if not isinstance(v, CELLS)),
@@ -120,9 +136,14 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
             "number nor text; convert it or leave the column out."
         ),
     )
-    _refuse_numbers_in_text(name, present, look, "list it in categorical")
-    if look.kind != "dates" and not auto:
+    if forced:
         read_numbers(name, values)  # says which one it is, and what to do
+    _refuse_commas(name, present)
+    if look.kind == "mixed":
+        _refuse_dates(name, present, look)
+        found = Mixture.count(present)
+        told = {key: getattr(found, key) for key in ("numbers", "texts", "words")}
+        return {**counts, **told, "mixed": 1, "many": int(found.different > MOST_CODES)}
     kind = "dates" if look.kind == "dates" else "texts"
     return {**counts, kind: len(present), "different": look.different}
 
@@ -132,23 +153,30 @@ def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
         counts = Counter(name_categories(values))
         gaps = counts.pop(None, 0)
         return {"counts": {str(text): counts[text] for text in counts}, "gaps": gaps}
-    there = _present(name, values)
+    there = _present(name, values, asked)
     return {"count": len(there), "sum": _add(name, there), "gaps": len(values) - len(there)}
 
 
 def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
-    there = _present(name, values)
+    there = _present(name, values, asked)
     apart = there - asked["centres"][name]
     with np.errstate(over="ignore"):
         told: dict[str, Any] = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
-    if asked["prepare"]["per_client"] and len(there):
+    if asked["prepare"]["per_client"] and len(there) and name != scaled_target(asked):
         told["alone"] = [float(there.mean()), _not_tiny(float(there.std()), float(there.mean()))]
     return told
 
 
-def _present(name: str, values: Sequence[Any]) -> Numbers:
-    numbers = read_numbers(name, values)
+def _present(name: str, values: Sequence[Any], asked: Question) -> Numbers:
+    numbers = read_numbers(name, blank(values, _gaps(name, asked)))
     return numbers[~np.isnan(numbers)]
+
+
+def _gaps(name: str, asked: Question) -> Gaps:
+    """Return what is a gap in a column of numbers."""
+    if name in asked["prepare"]["numeric"]:
+        return "texts"
+    return "words" if name in asked["wordy"] else "empty"
 
 
 def _not_tiny(deviation: float, mean: float) -> float:
@@ -162,7 +190,8 @@ def _add(name: str, numbers: Numbers) -> float:
     if not np.isfinite(total):
         raise DataError(
             f"Column {name!r} holds numbers up to {np.abs(numbers).max():.3g}, too large to be "
-            "added or squared; rescale it, or give scale=None and missing='error'."
+            "added or squared; rescale it, or give scale=None and missing='error' (for a target "
+            "target_scale=None)."
         )
     return total
 
@@ -179,20 +208,23 @@ def combine(asked: Question, answers: Answers) -> Question | Preparation:
 
 
 def _after_kinds(asked: Question, answers: Answers) -> Question:
-    coded, reasons = list(asked["coded"]), {}
+    coded, wordy, reasons = list(asked["coded"]), list[str](), dict[str, str]()
     for name in asked["columns"]:
-        told = {key: _total(answers, name, key) for key in ("numbers", "texts", "dates")}
-        present = sum(told.values())
+        told = {key: _total(answers, name, key) for key in KINDS}
+        present = told["numbers"] + told["texts"] + told["words"] + told["dates"]
         if not present:
             reasons[name] = "no training row has a value"
         elif name in asked["coded"] or told["numbers"] == present:
             continue
+        elif told["mixed"] and not told["dates"]:
+            (wordy if _judge(name, told, asked) == "numbers" else coded).append(name)
         elif told["numbers"]:
             numeric = {c: bool(answer[name]["numbers"]) for c, answer in answers.items()}
             one, other = _find_two(numeric)
             raise DataError(
                 f"Column {name!r} holds numbers at client {one!r} and text or dates at client "
-                f"{other!r}; make them alike, or list it in categorical."
+                f"{other!r}; make them alike, or list it in categorical, or in numeric to make "
+                "gaps of the text."
             )
         elif told["dates"] == present:
             reasons[name] = DATES
@@ -204,7 +236,26 @@ def _after_kinds(asked: Question, answers: Answers) -> Question:
             coded.append(name)
     following = _leave_out(reasons, asked)
     coded = [name for name in following["columns"] if name in coded]
-    return {**following, "stage": "sums", "listed": asked["coded"], "coded": coded}
+    order, target = following["columns"], scaled_target(asked)
+    columns = order if target is None else [*order, target]
+    wordy = [name for name in order if name in wordy]
+    more = {"columns": columns, "order": order, "listed": asked["coded"], "coded": coded,
+            "wordy": wordy}  # fmt: skip
+    return {**following, **more, "stage": "sums"}
+
+
+def _judge(name: str, told: Mapping[str, int], asked: Question) -> str:
+    """Return what a column with numbers and text is, or ask which."""
+    found = Mixture(told["numbers"], told["words"], told["texts"], 0)
+    kind = found.judge(many=told["many"] > 0)
+    filled = asked["prepare"]["missing"] in ("mean", "indicator")
+    if kind is None or (kind == "numbers" and not filled):
+        raise DataError(
+            f"Column {name!r} holds {told['numbers']} numbers and {told['texts'] + told['words']} "
+            "texts; list it in numeric to make gaps of the text, or in categorical to make each "
+            "value a category, or correct it."
+        )
+    return kind
 
 
 def _find_two(kinds: Mapping[str, bool]) -> tuple[str, str]:
@@ -245,10 +296,13 @@ def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
         for name in coded
         if name not in asked["listed"] and max(built[name]["counts"].values()) < least
     }
-    following = _leave_out(rare, asked)
-    numbers = [name for name in asked["columns"] if name not in coded]
-    following |= {"order": following["columns"], "built": built, "columns": numbers}
-    if not numbers or (rule["scale"] is None and rule["missing"] in ("drop", "error")):
+    following = _leave_out(rare, {**asked, "columns": asked["order"]})
+    order, target = following["columns"], scaled_target(asked)
+    plain = rule["scale"] is None and rule["missing"] in ("drop", "error")
+    numbers = [] if plain else [name for name in order if name not in coded]
+    numbers += [] if target is None else [target]
+    following |= {"order": order, "built": built, "columns": numbers}
+    if not numbers:
         return _finish(following)
     centres = {name: built[name]["mean"] for name in numbers}
     return {**following, "stage": "squares", "centres": centres}
@@ -262,7 +316,7 @@ def _after_squares(asked: Question, answers: Answers) -> Preparation:
         told["mean"] += apart / count  # what rounding took from the first sum
         spread = _total(answers, name, "squares") - apart**2 / count
         told["deviation"] = _not_tiny(math.sqrt(max(spread, 0.0) / count), told["mean"])
-        if asked["prepare"]["per_client"]:
+        if asked["prepare"]["per_client"] and name != scaled_target(asked):
             told["alone"] = {c: answer[name].get("alone") for c, answer in answers.items()}
     return _finish({**asked, "built": built})
 
@@ -280,6 +334,9 @@ def _finish(asked: Question) -> Preparation:
     target, rule = dict(asked["target"]), asked["prepare"]
     if target["classes"] is not None:
         target["classes"] = tuple(target["classes"])
+    if scaled_target(asked) is not None:
+        told = asked["built"][target["name"]]
+        target |= {"centre": told["mean"], "scale": told["deviation"] or 1.0}
     left_out = tuple((name, reason) for name, reason in asked["left_out"])
     rules = rule["scale"], rule["missing"]
     return Preparation(tuple(columns), Target(**target), asked["client"], *rules, left_out)
@@ -297,7 +354,7 @@ def _make_number(name: str, asked: Question) -> NumberColumn:
         for client, mine in told.get("alone", {}).items()
     )
     marked = rule["missing"] == "indicator" and told["gaps"] > 0
-    return NumberColumn(name, fill, centre, scale, marked, scales)
+    return NumberColumn(name, fill, centre, scale, marked, scales, _gaps(name, asked))
 
 
 def _make_categories(name: str, asked: Question) -> CategoryColumn:
@@ -332,25 +389,37 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
         labels = [str(v) for v in sorted({int(v) for v in numbers.tolist()})]
     else:
         if numbers is None and task is None:
-            cure = "say task='classification' if all of them are classes"
-            _refuse_numbers_in_text(name, values, look_at(values), cure)
+            _refuse_commas(name, values)
+            look = look_at(values)
+            if look.kind == "mixed":
+                number, odd = look.examples
+                raise DataError(
+                    f"{where} holds numbers and {'dates' if is_date(odd) else 'text'}, e.g. "
+                    f"{number!r} and {odd!r:.60}; correct the odd ones (leave them empty if not "
+                    "known), or say task='classification' if all of them are classes."
+                )
         labels = sorted({name_category(v) for v in values})
     return {"numeric": numbers is not None, "whole": whole, "labels": labels}
 
 
-def _refuse_numbers_in_text(name: str, values: Sequence[Any], look: Look, cure: str) -> None:
-    """Refuse text that may well be numbers, before each of them becomes a category."""
+def _refuse_commas(name: str, values: Sequence[Any]) -> None:
+    """Refuse numbers with a decimal comma, before each of them becomes a category."""
     refuse(
         (text for text in values if isinstance(text, str) and DECIMAL_COMMA.fullmatch(text)),
         lambda text: f"Column {name!r} holds {text!r}: {explain_comma(text)}",
     )
-    if look.kind == "mixed":
-        number, odd = look.examples
-        raise DataError(
-            f"Column {name!r} holds numbers and {'dates' if is_date(odd) else 'text'}, e.g. "
-            f"{number!r} and {odd!r:.60}; correct the odd ones (leave them empty if not known), or "
-            f"{cure}."
-        )
+
+
+def _refuse_dates(name: str, values: Sequence[Any], look: Look) -> None:
+    """Refuse dates among numbers."""
+    refuse(
+        filter(is_date, values),
+        lambda date: (
+            f"Column {name!r} holds numbers and dates, e.g. {look.examples[0]!r} and "
+            f"{str(date)!r:.60}; correct the odd ones (leave them empty if not known), or list it "
+            "in categorical."
+        ),
+    )
 
 
 def combine_targets(

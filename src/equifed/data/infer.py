@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.data.columns import Columns, Look, look_at, name_categories, refuse_absent, to_numbers
+from equifed.data.columns import (
+    Columns,
+    Look,
+    Mixture,
+    blank,
+    look_at,
+    name_categories,
+    refuse_absent,
+    to_numbers,
+)
 from equifed.data.fit import combine_targets, describe_target
 from equifed.data.split import DataError, Task, refuse
 
@@ -33,7 +42,7 @@ IDENTIFIERS = (
     *("id", "uuid", "guid", "key", "nr", "no", "number", "index", "record", "row", "mrn", "ssn"),
     *("account", "serial", *PEOPLE),
 )
-MOST_CLIENTS, MOST_CODES = 2000, 10
+MOST_CLIENTS, MOST_NUMBERS = 2000, 10
 MOST_GROUPS = 20  # values of a column by which metrics can reasonably be reported
 PAIRS = 5
 """How many more equal pairs must be expected than there are before that tells an identifier."""
@@ -53,6 +62,7 @@ class Guess:
     left_out: Mapping[str, str]
     remarks: tuple[str, ...]
     categorical: tuple[str, ...] | Literal["auto"] = "auto"
+    numeric: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
 
@@ -79,9 +89,13 @@ def _find_named(names: Sequence[str], words: Sequence[str]) -> list[str]:
     return [name for word in words for name in names if word in _words(name)]
 
 
-def guess_columns(columns: Columns, client: str, target: str, coded: Sequence[str] = ()) -> Guess:
-    """Return what the other columns are; of ``coded`` it is known that their numbers are codes."""
-    refuse_absent((client, target), columns)
+def guess_columns(
+    columns: Columns, client: str, target: str, coded: Sequence[str] = (),
+    numeric: Sequence[str] = (),
+) -> Guess:  # fmt: skip
+    """Return what the other columns are; ``coded`` are categories, ``numeric`` are numbers."""
+    refuse_absent((client, target, *coded, *numeric), columns)
+    columns = Columns({**columns, **{name: blank(columns[name], "texts") for name in numeric}})
     looks = {name: look_at(values) for name, values in columns.items()}
     if looks[target].different < 2:
         raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
@@ -94,7 +108,10 @@ def guess_columns(columns: Columns, client: str, target: str, coded: Sequence[st
     if task == "classification":
         refuse_single_rows(target, columns[target])
     others = {name: look for name, look in looks.items() if name not in (client, target)}
-    reasons = {name: _reason(name, look, columns[name]) for name, look in others.items()}
+    reasons = {
+        name: None if name in (*coded, *numeric) else _reason(name, look, columns[name])
+        for name, look in others.items()
+    }
     left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     kept = tuple(name for name in others if name not in left_out)
     if not kept:
@@ -104,18 +121,32 @@ def guess_columns(columns: Columns, client: str, target: str, coded: Sequence[st
         (name for name in coded if name not in kept),
         lambda name: f"There is no feature {name!r}; there are {', '.join(kept)}.",
     )
-    categorical = tuple(n for n in kept if looks[n].kind == "texts" or n in coded)
-    remarks = [
+    refuse(
+        (name for name in numeric if looks[name].kind not in ("numbers", "whole")),
+        lambda name: f"Column {name!r} is named as numeric and holds no numbers; leave it out.",
+    )
+    mixed = {
+        n: str(Mixture.count(columns[n]).judge())
+        for n in kept
+        if looks[n].kind == "mixed" and n not in coded
+    }
+    remarks = [_describe_mixture(n, looks[n], kind) for n, kind in mixed.items()]
+    coded = [*coded, *(n for n, kind in mixed.items() if kind == "category")]
+    numeric = [*numeric, *(n for n, kind in mixed.items() if kind == "numbers")]
+    remarks += [
         f"{n}: {looks[n].different} different whole numbers, taken as amounts; if they are codes, "
         "list the column in categorical"
         for n in kept
-        if looks[n].kind == "whole" and 3 <= looks[n].different <= MOST_CODES and n not in coded
+        if looks[n].kind == "whole"
+        and 3 <= looks[n].different <= MOST_NUMBERS
+        and n not in (*coded, *numeric)
     ]
     remarks += _find_remarks(columns, looks, (client, *kept, target))
     if task == "classification":
         remarks += find_leaks(columns, kept, target)
     return Guess(
-        client, target, kept, task, left_out, tuple(remarks), categorical if coded else "auto",
+        client, target, kept, task, left_out, tuple(remarks), tuple(coded) or "auto",
+        numeric=tuple(numeric),
         groups=tuple(n for n, look in others.items() if reasons[n] == _describe_group(look)),
     )  # fmt: skip
 
@@ -151,7 +182,9 @@ def guess_task(target: str, values: list[Any]) -> Task:
 def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
     """Say why a column is no feature, if it is none."""
     texts = look.kind == "texts"
-    disguised = describe_numbers_as_text(values) if texts and look.different > MOST_CODES else None
+    disguised = (
+        describe_numbers_as_text(values) if texts and look.different > MOST_NUMBERS else None
+    )
     rows = f"{look.different} different values in {look.count} rows"
     cases = (
         (disguised is not None, disguised),
@@ -160,14 +193,23 @@ def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
         (look.kind == "dates", "dates: turn them into days since a first day, a year or a month to "
          "use them"),
         (look.kind == "other", "neither numbers nor text"),
-        (look.kind == "mixed", f"numbers and text, such as {' and '.join(map(repr, look.examples))}"
-         ": correct it to use it"),
+        (look.kind == "mixed" and Mixture.count(values).judge() is None,
+         f"numbers and text, such as {' and '.join(map(repr, look.examples))}: correct it, or say "
+         f"--numeric {name} (text is gaps) or --categorical {name}, to use it"),
         (is_identifier(name, look), f"an identifier: {rows}"),
         (texts and look.different > max(20, look.count // 5), f"free text: {rows}"),
         (texts and look.most < FEW, f"rare texts: the most frequent one has {look.most} rows"),
         (_is_group(name, look), _describe_group(look)),
     )  # fmt: skip
     return next((told for holds, told in cases if holds), None)
+
+
+def _describe_mixture(name: str, look: Look, kind: str) -> str:
+    """Say what a column with numbers and text is taken for, and how to have it otherwise."""
+    other = "categorical" if kind == "numbers" else "numeric"
+    taken = "numbers with gaps" if kind == "numbers" else "a category"
+    examples = " and ".join(map(repr, look.examples))
+    return f"{name}: holds {examples}, taken as {taken}; list it in {other} to have it otherwise"
 
 
 def _describe_group(look: Look) -> str:
@@ -186,31 +228,31 @@ def is_identifier(name: str, look: Look) -> bool:
     return look.kind == "texts" or (look.kind == "whole" and (named or crowded))
 
 
-def find_numbered_rows(columns: Columns, used: Sequence[str]) -> list[str]:
-    """Name the features that seem to count rows, not to measure anything."""
-    looks = {name: look_at(columns[name]) for name in used}
-    return [
-        f"column {name!r} is used as a feature but looks like an identifier ({look.different} "
-        f"different whole numbers in {look.count} rows); if it is one, list the other columns in "
-        "features"
+def find_identifiers(columns: Columns, names: Sequence[str]) -> dict[str, str]:
+    """Return columns of whole numbers that count rows, and measure nothing, and why."""
+    looks = {name: look_at(columns[name]) for name in names}
+    return {
+        name: f"an identifier: {look.different} different whole numbers in {look.count} rows"
         for name, look in looks.items()
         if look.kind == "whole" and is_identifier(name, look)
-    ]
+    }
 
 
-def find_misused_groups(columns: Columns, groups: str | None, group: str | None) -> list[str]:
-    """Warn of a column given as ``groups`` that seems to tell people apart, not kinds of people."""
-    if groups is None or groups == group:  # the latter keeps its rows together
+def find_misused_groups(
+    columns: Columns, report_by: str | None, keep_together: str | None
+) -> list[str]:
+    """Warn of a column in ``report_by`` that seems to tell people apart, not kinds of people."""
+    if report_by is None or report_by == keep_together:
         return []
-    look = look_at(columns[groups])
-    person = is_identifier(groups, look) or _is_group(groups, look)
+    look = look_at(columns[report_by])
+    person = is_identifier(report_by, look) or _is_group(report_by, look)
     if look.different <= MOST_GROUPS and not person:
         return []
     return [
-        f"column {groups!r}, named in groups, has {look.different} different values: groups only "
-        "reports metrics by value (by sex, by age band), and rows of one value may be both in "
-        "training and in test data; to keep the rows of one person (or device) in one split, use "
-        f"group={groups!r}"
+        f"column {report_by!r}, named in report_by, has {look.different} different values: "
+        "report_by only reports metrics by value (by sex, by age band), and rows of one value may "
+        "be both in training and in test data; to keep the rows of one person (or device) in one "
+        f"split, use keep_together={report_by!r}"
     ]
 
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from equifed.data.columns import (
     Columns,
+    Gaps,
+    blank,
     clean_column,
     group_rows,
     name_categories,
@@ -29,7 +31,8 @@ Scale: TypeAlias = Literal["standard"]
 Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
 Unknown: TypeAlias = Literal["other", "error"]
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # 1: targets were not scaled
 OTHER = "other"
 WHOLE = re.compile(r"-?\d+")
 
@@ -48,7 +51,13 @@ class Prepare:
         (in a column of categories, a gap is a category); the mean alone; or rows with gaps are
         left out, or refused.
     categorical : "auto" or sequence of str
-        Columns that are categories; ``"auto"``: those with text, booleans, or pandas' ``category``.
+        Columns of numbers that are categories, beside those that always are: text, booleans, and
+        pandas' ``category``. A column with numbers *and* text is numbers with gaps if all its text
+        is words such as ``unknown`` or ``not measured`` in at most 5 % of its cells (and gaps are
+        filled: ``missing`` is ``"indicator"`` or ``"mean"``); else a category if no client has more
+        than 20 different values; else it is refused until it is in this list or in ``numeric``.
+    numeric : sequence of str
+        Columns of numbers in which any text is a gap; booleans are 0 and 1 there.
     unknown : {"other", "error"}
         What to do with categories that no training row has.
     min_count : int
@@ -56,6 +65,9 @@ class Prepare:
         ``unknown="error"`` all are kept.
     per_client : bool
         Scale every client by its own numbers. Differences of level between clients are lost then.
+    target_scale : {"standard", None}
+        Train a regression on ``(target - mean) / deviation`` of all training rows, or on the target
+        as it is. Predictions and errors are in the target's own unit either way.
     """
 
     scale: Scale | None = "standard"
@@ -64,6 +76,8 @@ class Prepare:
     unknown: Unknown = "other"
     min_count: int = 5
     per_client: bool = False
+    target_scale: Scale | None = "standard"
+    numeric: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count: Any = self.min_count
@@ -71,6 +85,7 @@ class Prepare:
             "scale": (*get_args(Scale), None),
             "missing": get_args(Missing),
             "unknown": get_args(Unknown),
+            "target_scale": (*get_args(Scale), None),
         }
         refuse(
             (key for key, values in allowed.items() if getattr(self, key) not in values),
@@ -85,18 +100,37 @@ class Prepare:
             (self.per_client and self.scale is None,
              "per_client=True scales every client by itself; give a scale with it."),
         )  # fmt: skip
-        coded: Any = self.categorical
-        if coded != "auto":
-            listed = (coded,) if isinstance(coded, str) else tuple(map(str, coded))
-            object.__setattr__(self, "categorical", listed)
+        for key in ("categorical", "numeric"):
+            given: Any = getattr(self, key)
+            if (key, given) != ("categorical", "auto"):
+                listed = (given,) if isinstance(given, str) else tuple(map(str, given))
+                object.__setattr__(self, key, listed)
+        refuse(
+            (name for name in self.numeric if name in self.listed),
+            lambda name: f"Column {name!r} is in categorical and in numeric; take it out of one.",
+        )
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Columns that are named as categories."""
+        return () if self.categorical == "auto" else self.categorical
 
 
 @dataclass(frozen=True)
 class Target:
-    """The column to predict: its classes in order, or None for a regression."""
+    """The column to predict: its classes in order, or None for a regression.
+
+    A model of a regression answers with ``(value - centre) / scale``.
+
+    >>> weight = Target("weight", centre=70.0, scale=10.0)
+    >>> weight.encode(["60", "85"]), weight.decode(weight.encode(["60", "85"]))
+    (array([-1. ,  1.5]), array([60., 85.]))
+    """
 
     name: str
     classes: tuple[str, ...] | None = None
+    centre: float = 0.0
+    scale: float = 1.0
 
     def name_labels(self, values: Sequence[Any]) -> list[str]:
         """Return labels as class names are written: numbers alike, however they were typed."""
@@ -109,14 +143,14 @@ class Target:
         ]
 
     def encode(self, cells: Sequence[Any]) -> Array:
-        """Return labels 0..K - 1 (int64) of cleaned class names, or values (float64)."""
+        """Return labels 0..K - 1 (int64) of cleaned class names, or scaled values (float64)."""
         where = f"Column {self.name!r}"
         refuse(
             (k for k, cell in enumerate(cells) if cell is None),
             lambda k: f"{where} lacks a value in row {k + 1}; leave such rows out.",
         )
         if self.classes is None:
-            return read_numbers(self.name, cells, numbered=True)
+            return (read_numbers(self.name, cells, numbered=True) - self.centre) / self.scale
         code = {name: k for k, name in enumerate(self.classes)}
         texts = self.name_labels(cells)
         refuse(
@@ -127,6 +161,15 @@ class Target:
             ),
         )
         return np.array([code[t] for t in texts], dtype=np.int64)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a model is trained on other numbers than the column holds."""
+        return (self.centre, self.scale) != (0.0, 1.0)
+
+    def decode(self, values: Any) -> Any:
+        """Return scaled values (an array or a tensor) in the column's unit."""
+        return values * self.scale + self.centre if self.is_scaled else values
 
 
 @dataclass(frozen=True)
@@ -139,6 +182,7 @@ class NumberColumn:
     scale: float = 1.0
     indicator: bool = False  # a 0/1 column follows that says where values were missing
     by_client: tuple[tuple[str, float, float, float | None], ...] = ()  # centre, scale, fill
+    gaps: Gaps = "empty"  # what is a missing value
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -173,6 +217,11 @@ class CategoryColumn:
         """Names of the features that the column becomes."""
         names = [f"{self.name}={c}" for c in (*self.categories, *([OTHER] if self.other else []))]
         return (*names, *([f"{self.name} missing"] if self.indicator else []))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of the categories are numbers, and some are not."""
+        return len({to_numbers([name]) is None for name in self.categories}) == 2
 
     def encode(self, values: Sequence[Any], owners: Sequence[str | None]) -> NDArray[np.float64]:
         """Return the features of cleaned values (None: missing), one row each."""
@@ -265,7 +314,7 @@ class Preparation:
             Whose rows they are, where clients have scales of their own; by default the table's
             client column says it.
         """
-        columns, wanted = read_columns(table), [column.name for column in self.columns]
+        columns, wanted = Columns(read_columns(table)), [column.name for column in self.columns]
         refuse(
             (name for name in wanted if name not in columns),
             lambda name: (
@@ -273,6 +322,9 @@ class Preparation:
                 f"The model was trained on {', '.join(wanted[:20])}: add or rename it."
             ),
         )
+        for column in self.columns:
+            if isinstance(column, NumberColumn) and column.gaps != "empty":
+                columns[column.name] = blank(columns[column.name], column.gaps)
         if self.missing in ("drop", "error"):
             refuse(
                 ((name, k) for name in wanted for k, v in enumerate(columns[name]) if v is None),
@@ -286,7 +338,7 @@ class Preparation:
         return np.hstack([column.encode(columns[column.name], owners) for column in self.columns])
 
     def encode_target(self, values: Any) -> NDArray[Any]:
-        """Return labels 0..K - 1 (int64) of class names, or values (float64) of a regression."""
+        """Return labels 0..K - 1 (int64) of class names, or scaled values of a regression."""
         cells = values.tolist() if hasattr(values, "tolist") else list(values)
         return self.target.encode(clean_column(cells))
 
@@ -306,7 +358,8 @@ class Preparation:
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
-        return f"{shape}; numbers {scaled}{whose}; {filled}"
+        target = "; target scaled to mean 0 and deviation 1" if self.target.is_scaled else ""
+        return f"{shape}; numbers {scaled}{whose}; {filled}{target}"
 
     # -- as JSON --------------------------------------------------------------------------------
 
@@ -323,10 +376,10 @@ class Preparation:
         """Return the value that :meth:`to_json` gave."""
         kinds: dict[str, Any] = {"number": NumberColumn, "category": CategoryColumn}
         try:
-            if told["format"] != FORMAT:
+            if told["format"] not in READABLE:
                 raise DataError(
                     f"This preparation has the format {told['format']}, this version of equifed "
-                    f"reads {FORMAT}; install the version that wrote it."
+                    f"reads {' and '.join(map(str, READABLE))}; install the version that wrote it."
                 )
             given = {f.name: _freeze(told[f.name]) for f in fields(cls)}
             given["columns"] = tuple(_build(kinds[c["kind"]], c) for c in told["columns"])

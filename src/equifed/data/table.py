@@ -6,7 +6,7 @@ The order matters: rows are divided first, and the preparation is fitted on trai
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import numpy as np
 
 from equifed.data.columns import (
     Columns,
+    Mixture,
+    blank,
     find_categories,
     group_rows,
     naming,
@@ -22,10 +24,11 @@ from equifed.data.columns import (
     read_moments,
     refuse_absent,
 )
-from equifed.data.fit import ask_kinds, combine_targets, describe_target, fit_preparation
-from equifed.data.infer import find_misused_groups, find_numbered_rows, refuse_single_rows
-from equifed.data.preparation import Preparation, Prepare, Target
+from equifed.data.fit import NOT_ASKED, ask_kinds, combine_targets, describe_target, fit_preparation
+from equifed.data.infer import find_identifiers, find_misused_groups, refuse_single_rows
+from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
 from equifed.data.split import (
+    RENAMED,
     DataError,
     DataWarning,
     Holdout,
@@ -52,13 +55,13 @@ class TableRequest:
     target: str
     features: tuple[str, ...] | None = None
     split: str | None = None
-    group: str | None = None
+    keep_together: str | None = None
     time: str | None = None
     task: str | None = None
     classes: int | None = None
     holdout: Holdout = field(default_factory=Holdout)
     prepare: Prepare = field(default_factory=Prepare)
-    groups: str | None = None
+    report_by: str | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task, self.classes)
@@ -66,61 +69,114 @@ class TableRequest:
         refuse_any(
             (split and (held or self.time), f"Column {self.split!r} says which split a row is in; "
              "leave out the test and validation fractions and time, or that column."),
-            (self.group and self.time, "group= keeps groups whole and time= holds out the latest "
-             "rows: both at once cannot be kept; give one of them, or a column with the splits."),
-            ((self.group or self.time) and not (split or held), "group= and time= tell how to hold "
-             "out rows; give test= a fraction."),
+            (self.keep_together and self.time, "keep_together= keeps the rows of one value in one "
+             "split and time= holds out the latest rows: both at once cannot be kept; give one of "
+             "them, or a column with the splits."),
+            ((self.keep_together or self.time) and not (split or held), "keep_together= and time= "
+             "tell how to hold out rows; give test= a fraction."),
         )  # fmt: skip
 
     @property
     def dividing(self) -> list[str]:
         """Columns that tell how rows are divided."""
-        return [c for c in (self.split, self.group, self.time) if c is not None]
+        return [c for c in (self.split, self.keep_together, self.time) if c is not None]
+
+
+def refuse_former(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that there are not, with the new name of those that had another."""
+    for name in arguments:
+        cure = f"it is called {RENAMED[name]} now" if name in RENAMED else "leave it out"
+        raise TypeError(f"from_table has no argument {name!r}; {cure}.")
 
 
 def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]:
     """Return what a table gives to ``Federation.from_clients``, and its preparation."""
     client, target = request.client, request.target
-    columns = read_columns(table)
+    columns = blank_texts(read_columns(table), request)
     wanted = choose_features(columns, request)
+    ids = {} if request.features is not None else find_identifiers(columns, wanted)
+    wanted = [name for name in wanted if name not in ids]
+    if not wanted:
+        raise DataError(f"No column is left to predict from ({_list_reasons(ids)}).")
     columns, numbers, told = keep_rows(columns, wanted, request)
     owners = group_rows(columns[client], f"Column {client!r}")
     part = divide_rows(columns, owners, request)
-    rest = [c for c in columns if c not in {*wanted, client, target}]
+    rest = [c for c in columns if c not in {*wanted, client, target, *ids}]
+    named = {*find_categories(table), *request.prepare.listed}
     asked = ask_kinds(
         wanted,
         _fit_target(columns[target], owners, request),
         request.prepare,
         client=client,
-        categories=find_categories(table),
+        categories=list(named),
         choosy=request.features is None,
-        left_out=rest,
+        left_out={**dict.fromkeys(rest, NOT_ASKED), **ids},
     )
-    train = {who: columns.take(rows[part[rows] == "train"], wanted) for who, rows in owners.items()}
+    asked_of = [*wanted, target]
+    train = {
+        who: columns.take(rows[part[rows] == "train"], asked_of) for who, rows in owners.items()
+    }
     fitted = fit_preparation(train, asked)
-    left = [(name, reason) for name, reason in fitted.left_out if name not in rest]
-    told += [f"column {name!r} is left out: {reason}" for name, reason in left]
+    told += _tell_columns(fitted, columns, ids, named)
     used = [column.name for column in fitted.columns]
     told += find_duplicates(part, owners, [columns[c] for c in [*used, target]], numbers)
-    if request.features is None:
-        told += find_numbered_rows(columns, used)
     told += find_untested(owners, part, request.holdout)
-    told += find_misused_groups(columns, request.groups, request.group)
+    told += find_misused_groups(columns, request.report_by, request.keep_together)
     for sentence in told:
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
             warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)
-    clients = prepare_clients(columns, owners, part, fitted, request.groups)
+    clients = prepare_clients(columns, owners, part, fitted, request.report_by)
     return {**clients, "preparation": fitted, "told": told}
+
+
+def blank_texts(columns: Columns, request: TableRequest) -> Columns:
+    """Return the columns with gaps for text where only numbers are wanted."""
+    refuse_absent(request.prepare.numeric, columns)
+    numeric = {name: blank(columns[name], "texts") for name in request.prepare.numeric}
+    return Columns({**columns, **numeric})
+
+
+def _list_reasons(reasons: Mapping[str, str]) -> str:
+    return ", ".join(f"{name!r} ({reason})" for name, reason in reasons.items())
+
+
+def _tell_columns(
+    fitted: Preparation, columns: Columns, ids: Mapping[str, str], named: Container[str]
+) -> list[str]:
+    """Say which columns are left out, and what columns with numbers and text are taken for."""
+    told = [
+        f"column {name!r} is left out: {reason}"
+        + (" (list it in categorical to use it)" if "identifier" in reason else "")
+        for name, reason in fitted.left_out
+        if reason != NOT_ASKED and name not in ids
+    ]
+    if ids:
+        told.append(f"left out: {_list_reasons(ids)}; name them in features=[...] to use them")
+    for column in fitted.columns:
+        if isinstance(column, NumberColumn):
+            if column.gaps == "words":
+                count = Mixture.count(columns[column.name]).words
+                told.append(
+                    f"column {column.name!r} is taken as numbers, {count} cell(s) with words such "
+                    "as 'unknown' as gaps; list it in categorical to make each value a category"
+                )
+        elif column.name not in named and column.is_mixed:
+            told.append(
+                f"column {column.name!r} holds numbers and text, e.g. "
+                f"{' and '.join(map(repr, column.categories[:3]))}, and is taken as a category; "
+                "list it in numeric to make gaps of the text, or in categorical to say so"
+            )
+    return told
 
 
 def choose_features(columns: Columns, request: TableRequest) -> list[str]:
     """Return the feature columns, or say which columns are not there or used twice."""
-    client, coded = request.client, request.prepare.categorical
+    client, prepare = request.client, request.prepare
     special = [client, request.target, *request.dividing]
     rest = [c for c in columns if c not in special]
     wanted = rest if request.features is None else [str(c) for c in request.features]
-    listed = [] if coded == "auto" else list(coded)
-    refuse_absent([*special, *wanted, *listed, request.groups or client], columns)
+    listed = [*prepare.listed, *prepare.numeric]
+    refuse_absent([*special, *wanted, *listed, request.report_by or client], columns)
     if not wanted:
         raise DataError("The table has no feature columns besides client, target and split.")
     used = [*special, *(c for c in wanted if c != client)]  # the client's name may be a feature
@@ -128,7 +184,10 @@ def choose_features(columns: Columns, request: TableRequest) -> list[str]:
     refuse_twice(used, message)
     refuse(
         (c for c in listed if c not in wanted),
-        lambda c: f"Column {c!r} is in categorical but not in features; add it there.",
+        lambda c: (
+            f"Column {c!r} is in {'numeric' if c in prepare.numeric else 'categorical'} but not in "
+            "features; add it there."
+        ),
     )
     return wanted
 
@@ -175,9 +234,9 @@ def keep_rows(
 
 def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequest) -> Labels:
     """Return the split that each row belongs to."""
-    group, split = request.group, request.split
-    groups = {} if group is None else group_rows(columns[group], "The groups")
-    if split is None and group is not None:
+    whole, split = request.keep_together, request.split
+    groups = {} if whole is None else group_rows(columns[whole], f"Column {whole!r}")
+    if split is None and whole is not None:
         return divide_groups(owners, groups, request.holdout)
     if request.time is not None:
         moments = read_moments(request.time, columns[request.time])
@@ -192,8 +251,8 @@ def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequ
     refuse(
         (name for name, rows in groups.items() if len(set(part[rows].tolist())) > 1),
         lambda name: (
-            f"Group {name!r} of column {group!r} has rows in several splits; put all of them into "
-            "one, or leave group out."
+            f"Rows of {name!r} in column {whole!r} are in several splits; put all of them into "
+            "one, or leave keep_together out."
         ),
     )
     return part
@@ -234,7 +293,7 @@ def find_duplicates(
     return [
         f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
         f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {whose}); if they are the "
-        "same cases, drop one of each, or give group= the column that tells cases apart."
+        "same cases, drop one of each, or give keep_together= the column that tells cases apart."
     ]
 
 

@@ -107,9 +107,9 @@ def table(
     target: str,
     features: tuple[str, ...] | None = None,
     split: str | None = None,
-    group: str | None = None,
+    keep_together: str | None = None,
     time: str | None = None,
-    groups: str | None = None,
+    report_by: str | None = None,
     task: Literal["classification", "regression"] | None = None,
     classes: int | None = None,
     dtype: Literal["float32", "float64"] = "float32",
@@ -128,13 +128,13 @@ def table(
         Columns to predict from; by default all others that can be.
     split : str, optional
         Column with ``train``, ``validation`` or ``test``, in place of held-out fractions.
-    group : str, optional
+    keep_together : str, optional
         Column whose rows of one value (a patient) stay in one split.
     time : str, optional
         Column with numbers or ISO dates: a client's held-out rows are later than its others.
-    groups : str, optional
+    report_by : str, optional
         Column by whose values (a sex, an age band) metrics inside clients are told, too; it keeps
-        no rows together, ``group`` does.
+        no rows together, ``keep_together`` does.
     task : {"classification", "regression"}, optional
         What whole numbers in the target are, where they could be either.
     classes : int, optional
@@ -147,7 +147,7 @@ def table(
         Fractions of every client's rows to hold out, before anything is fitted.
     """
     return Federation.from_table(
-        path, client, target, features=features, split=split, group=group, time=time,
-        groups=groups, task=task, classes=classes, dtype=dtype,
+        path, client, target, features=features, split=split, keep_together=keep_together,
+        time=time, report_by=report_by, task=task, classes=classes, dtype=dtype,
         **asdict(prepare), **asdict(holdout),
     )  # fmt: skip

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Weights
 from equifed.contract.clients import Group, MissingClients, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, Hits, SampleMetric
@@ -43,7 +43,6 @@ from equifed.engines.ordered_sums import (
 )
 from equifed.engines.own import JOINT
 from equifed.engines.simulate import simulate
-from equifed.models.architectures import Init
 from equifed.models.checks import load_weights
 from equifed.models.curvature import LinearHessian, check_sum_weights, known_curvature
 from equifed.models.losses import SampleLoss
@@ -190,7 +189,7 @@ class DistributedVectors(ClientVectors):
         return join_nodes(self.clients.workers.exchange(plans, rows), weights, self.n)
 
     @override
-    def squared_norms(self, scale: Tensor | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         part = self.clients.guard(self.own, lambda own: own.squared_norms(scale))
         return self.clients.workers.gather(part, self.places, self.n)
 
@@ -219,23 +218,22 @@ class DistributedClients(TorchClients):
         loss: SampleLoss | str = "auto",
         *,
         device: str | torch.device = "cpu",
-        init: Init | None = None,
         memory: int | None = None,
         chunk: int | None = None,
-        **common: Any,
+        **options: Any,
     ) -> None:
         super().__init__(data)
         self.workers = Workers(device)
         self.holder = assign_clients(self._sizes, self.workers.size)
         self._held = np.flatnonzero(self.holder == self.workers.rank)
         shard = cut_shard(data, self.holder == self.workers.rank)
-        common |= {"device": self.workers.device, "init": init, "memory": memory, "chunk": chunk}
-        self._local = simulate(shard, model, loss, **common)
+        options |= {"device": self.workers.device, "memory": memory, "chunk": chunk}
+        self._local = simulate(shard, model, loss, **options)
         self.choice = self._local.choice
         # Where engines are chosen by measuring, all processes take the first one's.
         first: Any = self.workers.from_first(self._local.engine)
         if self._local.engine != first:
-            self._local = simulate(shard, model, loss, engine=first, **common)
+            self._local = simulate(shard, model, loss, engine=first, **options)
         self._groups = group_clients(self._sizes, self.workers.size)
         self._local.divide_as(self._sizes, self._groups)
         self._curvature: list[Curvature | str] = []

@@ -26,6 +26,7 @@ from equifed.contract.evaluation import (
 from equifed.contract.streams import Stream
 from equifed.models.flat import as_data
 from equifed.models.losses import base_loss, hinge, predicted_classes, squared
+from equifed.models.predictor import class_scores, most_likely
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
@@ -91,21 +92,15 @@ class SampleScores:
             return self.losses
         if self.classes is None:
             return self.outputs.reshape(self.targets.shape)
-        score = self._score()
+        score = class_scores(self.outputs.reshape(len(self.outputs), -1))
         if needs == "score":
             return score
         if needs == "prediction":
-            return (score > 0).astype(np.int64) if score.ndim == 1 else score.argmax(axis=1)
+            return most_likely(score)
         if score.ndim == 1:
             return np.asarray(np.exp(-np.logaddexp(0.0, -score)))
         powers = np.exp(score - score.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-    def _score(self) -> NDArray[Any]:
-        outputs = self.outputs.reshape(len(self.outputs), -1)
-        if outputs.shape[1] == 1:
-            return outputs[:, 0]
-        return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs
 
 
 def describe_client(
@@ -226,8 +221,15 @@ class FederationEvaluator:
                 self._checksums[name] = sum_clients(split)
         return self._held[name]
 
+    def _in_units(self, values: Tensor) -> Tensor:
+        # in double precision: a small scale beside a large centre would cost digits
+        return values if self._classes is not None else self._federation.in_units(values.double())
+
     def _answers(self, name: str, spans: Iterable[Span]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield targets, losses and outputs of the samples in spans, each with its model."""
+        """Yield targets, losses and outputs of the samples in spans, each with its model.
+
+        Values of a regression are in the unit of the target column, losses are as in training.
+        """
         inputs, targets = self._hold(name)
         for start, end, model in spans:
             for a in range(start, end, BLOCK):
@@ -235,7 +237,7 @@ class FederationEvaluator:
                 with torch.no_grad():
                     outputs = self._model.outputs(model, inputs[rows])
                     losses = self._model.loss(outputs, targets[rows])
-                yield targets[rows], losses, outputs
+                yield self._in_units(targets[rows]), losses, self._in_units(outputs)
 
     def _evaluate(
         self, name: str, x: Vector, own: Vector | None, asked: Sequence[SampleMetric]
@@ -276,7 +278,7 @@ class FederationEvaluator:
         if not out or not outputs:
             return out
         answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
-        whole = SampleScores(to_array(self._hold(name)[1]), *answers, self._classes)
+        whole = SampleScores(to_array(self._in_units(self._hold(name)[1])), *answers, self._classes)
         for i in np.flatnonzero(np.diff(offsets)).tolist():
             samples = whole.take(slice(offsets[i], offsets[i + 1]))
             try:

@@ -50,11 +50,16 @@ from equifed.models.curvature import (
     LinearHessian,
     check_sum_weights,
     known_curvature,
-    linear_hessian,
     refuse_bounds,
 )
 from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data
-from equifed.models.losses import SampleLoss, loss_by_name, outputs_for, resolve_loss
+from equifed.models.losses import (
+    SampleLoss,
+    Weighted,
+    loss_by_name,
+    outputs_for,
+    resolve_loss,
+)
 from equifed.models.predictor import Predictor, describe_predictor
 
 
@@ -242,7 +247,7 @@ class InProcessClients(TorchClients):
         for places, v, decrement, square in everybody.best_own(x):
             rows = torch.as_tensor(here[places], device=x.device)
             own[rows], decrements[rows], squares[rows] = v, decrement, square
-        return own, *error_bounds(decrements, self.offsets, squares, self.model.loss)
+        return own, *error_bounds(decrements, self.offsets, squares)
 
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
         """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
@@ -284,21 +289,6 @@ class InProcessClients(TorchClients):
         if not self._curvature:
             self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
         return self._curvature[0]
-
-    @override
-    def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
-        if self.offsets is not None:
-            summed = self.curvature_sum(x, weights, "full")
-            return summed if isinstance(summed, str) else summed.dense(self.model.size).to(x.dtype)
-        rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in self.index])
-        shares = torch.as_tensor(np.repeat(weights / self.sizes, self.sizes), dtype=x.dtype)
-        held = self._inputs[rows].to(x.device), self._targets[rows], shares.to(x.device)
-        found = linear_hessian(self.model, x, *held)
-        if isinstance(found, str):
-            return found
-        self._book(down=1, up=self.model.size)
-        ridge = self.model.l2 * float(weights.sum()) * self.model.pull(torch.ones_like(x))
-        return found + torch.diag(ridge)
 
     @override
     def curvature_sum(
@@ -361,6 +351,8 @@ class InProcessClients(TorchClients):
         for start in range(0, len(rows), step):
             some = torch.as_tensor(rows[start : start + step], device=self._inputs.device)
             count = torch.as_tensor(counts[start : start + step]).to(x)
+            if isinstance(self.model.loss, Weighted):
+                count = count * self.model.loss.counts(self._targets[some]).to(x)
             hessian.add(total, x, self._inputs[some], count, thin)
 
     def divide_as(self, sizes: Index, groups: Index) -> None:

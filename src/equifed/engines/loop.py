@@ -20,7 +20,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.ordered_sums import DenseVectors, InProcessVectors, to_numpy
-from equifed.engines.own import MOST_NEWTON, plain_work
+from equifed.engines.own import plain_work
 from equifed.engines.threads import map_in_threads, products_in
 
 Result = TypeVar("Result")
@@ -42,9 +42,9 @@ def walk_client(
     found |= {kind: torch.zeros_like(x) for kind in means}
     if work.hinge is not None:
         found["threshold"] = x.new_tensor(work.hinge.threshold)
-    scale = work.spread_scale(x)
+    scale = None if work.scale is None else work.scale.to(x)
     if scale is not None and correction is not None:
-        correction = scale * correction
+        correction = scale.multiply(correction)
     for step in range(steps):
         value, direction = gradient(u, step)
         if slope is not None:
@@ -52,7 +52,7 @@ def walk_client(
         if work.mean_gradient:
             found["mean_gradient"] += direction
         if scale is not None:
-            direction *= scale
+            direction = scale.multiply(direction)
         if work.proximal:
             direction += work.proximal * (u - x)
         if correction is not None:
@@ -187,23 +187,15 @@ class LoopClients(InProcessClients):
     def _newton(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k-th client's best own parameters and the squared decrement that is left."""
         assert self.offsets is not None
-        i, v = int(self.index[k]), x.new_zeros(self.model.own_size)
+        i, none = int(self.index[k]), x.new_zeros(self.model.own_size)
         targets = self._targets[self._offsets[i] : self._offsets[i + 1]]
         with torch.no_grad():  # the bias is added to the outputs of the shared part
-            plain = self.model.outputs(torch.cat([x, v]), self.inputs_of(i), training=True)
-        for _ in range(MOST_NEWTON):
-            with torch.enable_grad():
-                v = v.detach().requires_grad_()
-                value = self.model.loss(plain + v, targets).mean() + 0.5 * self.offsets.l2 * (v @ v)
-                (slope,) = torch.autograd.grad(value, v, create_graph=True)
-                rows = [torch.autograd.grad(s, v, retain_graph=True)[0] for s in slope]
-            v, gradient = v.detach(), slope.detach()
-            step = torch.linalg.solve_ex(torch.stack(rows), gradient).result  # NaN stays NaN
-            decrement, length = step @ gradient, self.offsets.turn * torch.linalg.vector_norm(step)
-            if not decrement > torch.finfo(x.dtype).eps ** 2:
-                break
-            v = v - step * (torch.log1p(length) / length if self.offsets.turn else 1.0)
-        return v, decrement
+            plain = self.model.outputs(torch.cat([x, none]), self.inputs_of(i), training=True)
+        outputs, truth = plain.T[None], targets[None]
+        shares = x.new_full((1, len(targets)), 1 / len(targets))
+        given = outputs, self.offsets.wanted(outputs, truth, shares), shares
+        best = self.offsets.solve(*given)
+        return best[0], self.offsets.newton(best, *given)[1][0]
 
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:

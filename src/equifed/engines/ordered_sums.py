@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Weights
 
 BLOCK = 8
 """Clients of a block; 64 bytes in double precision, where blocks then begin."""
@@ -226,7 +226,7 @@ class DenseVectors(InProcessVectors):
         return sum_rows(weights, self.matrix)
 
     @override
-    def squared_norms(self, scale: Tensor | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         return to_numpy(sum_squares(self.matrix, scale))
 
     @override
@@ -243,9 +243,9 @@ class DenseVectors(InProcessVectors):
         return [value[0] for value in node_values(nodes, weights, rows, held)]
 
 
-def sum_squares(rows: Tensor, scale: Tensor | None) -> Tensor:
-    """Return the squared length of every row, its coordinates' squares weighed by ``scale``."""
-    return rows.square().sum(dim=1) if scale is None else rows.square() @ scale
+def sum_squares(rows: Tensor, scale: BlockMatrix | None) -> Tensor:
+    """Return the squared length of every row, in the metric ``scale``."""
+    return (rows * (rows if scale is None else scale.multiply(rows))).sum(dim=1)
 
 
 def to_numpy(values: Tensor) -> Losses:

@@ -27,15 +27,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.local import LocalWork, OwnL2, OwnSteps, own_strength
-from equifed.models.curvature import STEEPEST, linear_layer
-from equifed.models.losses import SampleLoss, binary_logistic, cross_entropy, squared
+from equifed.models.curvature import linear_layer
+from equifed.models.losses import DERIVATIVES, Derivatives, SampleLoss, squared
 from equifed.models.own_part import OwnPart, choose_own, is_last_bias
 
 JOINT = "own parts move by local steps, so the losses are not functions of the shared model alone"
@@ -77,7 +77,7 @@ class Offsets(Protocol):
     Sums are of a *base*, made once for offsets near some; steps change how far ``away`` they are.
     """
 
-    loss: ClassVar[Any]
+    known: ClassVar[Derivatives]
     turn: float
     """R: how fast second derivatives can change."""
     l2: float
@@ -86,7 +86,7 @@ class Offsets(Protocol):
 
     def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return what the mean outcome (c, k) should be: shares of classes, means of targets."""
-        ...
+        return torch.bmm(self.known.wanted(outputs, targets), weights.unsqueeze(2)).squeeze(2)
 
     def base(self, outputs: Tensor, near: Tensor) -> Tensor:
         """Return the base (c, k, b) for offsets near these."""
@@ -104,11 +104,11 @@ class Offsets(Protocol):
 
     def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted derivatives (c, k, b) by the outputs."""
-        ...
+        return self.known.first(outputs, targets) * weights.unsqueeze(1)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return sample losses (c, b)."""
-        each: Tensor = self.loss(as_rows(outputs), targets.flatten(0, 1))
+        each: Tensor = self.known.loss(as_rows(outputs), targets.flatten(0, 1))
         return each.view(len(outputs), -1)
 
     def losses_and_slopes(
@@ -187,13 +187,9 @@ class Offsets(Protocol):
 class SquaredOffsets(Offsets):
     """Of the squared loss, in one step."""
 
-    loss = staticmethod(squared)
+    known = DERIVATIVES["squared"]
     l2: float
     turn: float = 0.0
-
-    @override
-    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return torch.bmm(self._targets(outputs, targets), weights.unsqueeze(2)).squeeze(2)
 
     @override
     def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
@@ -207,30 +203,14 @@ class SquaredOffsets(Offsets):
         mean = torch.bmm(base, weights.unsqueeze(2)).squeeze(2) + away * total
         return 2 * (mean - wanted), torch.diag_embed(2 * total)
 
-    @override
-    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return 2 * (outputs - self._targets(outputs, targets)) * weights.unsqueeze(1)
-
-    def _targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the targets in the shape of the outputs, classes as one-hot vectors."""
-        if not targets.is_floating_point() and outputs.shape[1] > 1:
-            classes = torch.arange(outputs.shape[1], device=targets.device)
-            return (targets.unsqueeze(1) == classes[:, None]).to(outputs.dtype)
-        shaped = targets.flatten(2).transpose(1, 2) if targets.dim() > 2 else targets.unsqueeze(1)
-        return shaped.to(outputs.dtype)
-
 
 @dataclass(frozen=True)
 class LogisticOffsets(Offsets):
     """Of the logistic loss of one output."""
 
-    loss = staticmethod(binary_logistic)
+    known = DERIVATIVES["binary_logistic"]
     l2: float
     turn: float = 1.0
-
-    @override
-    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return ((targets > 0).to(outputs.dtype) * weights).sum(dim=1, keepdim=True)
 
     @override
     def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
@@ -246,17 +226,12 @@ class LogisticOffsets(Offsets):
         weighted = chance * weights.unsqueeze(1)
         return weighted.sum(dim=2) - wanted, (weighted * (1 - chance)).sum(dim=2, keepdim=True)
 
-    @override
-    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        wanted = (targets > 0).to(outputs.dtype).unsqueeze(1)
-        return (torch.sigmoid(outputs) - wanted) * weights.unsqueeze(1)
-
 
 @dataclass(frozen=True)
 class SoftmaxOffsets(Offsets):
     """Of the cross-entropy; equal offsets of all classes have no effect: they sum to zero."""
 
-    loss = staticmethod(cross_entropy)
+    known = DERIVATIVES["cross_entropy"]
     l2: float
     turn: float = math.sqrt(2)
     reach: float = 20.0
@@ -323,7 +298,7 @@ class SoftmaxOffsets(Offsets):
 
 
 OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets]] = {
-    one.loss: one for one in (SquaredOffsets, LogisticOffsets, SoftmaxOffsets)
+    one.known.loss: one for one in (SquaredOffsets, LogisticOffsets, SoftmaxOffsets)
 }
 
 
@@ -336,11 +311,9 @@ def _log_odds(share: Tensor, least: float) -> Tensor:
     return torch.log(share + least) - torch.log1p(least - share)
 
 
-def error_bounds(
-    decrement: Tensor, offsets: Offsets, mean_square: Tensor, loss: SampleLoss
-) -> tuple[Tensor, Tensor]:
+def error_bounds(decrement: Tensor, offsets: Offsets, mean_square: Tensor) -> tuple[Tensor, Tensor]:
     """Return bounds on losses' and gradients' errors, from decrements^2 and the means of |a|^2."""
-    steepest, decrement = STEEPEST[loss.__name__], decrement.clamp(min=0)
+    steepest, decrement = offsets.known.steepest, decrement.clamp(min=0)
     least = 2.0 if offsets.turn == 0 else offsets.l2
     near = offsets.turn * decrement.sqrt() <= 0.5 * math.sqrt(least)
     far = torch.full_like(decrement, math.inf)

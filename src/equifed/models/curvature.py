@@ -14,15 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jacrev, vmap
 
 from equifed.contract.arrays import Index, Weights
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.models.architectures import ZeroLinear
 from equifed.models.checks import is_plain
 from equifed.models.flat import FlatModel, unflatten
-from equifed.models.losses import base_loss, hinge, known_loss
-from equifed.models.newton import sum_blocks
+from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, fitted_loss, known_loss
 
 PARTS = ("weight", "bias")
 """Parameters of a linear layer."""
@@ -38,9 +36,6 @@ FIXED_PIECE = 1024
 
 MOST_CLIENTS = 5000
 """Beyond this many clients their data are not looked at one by one."""
-
-STEEPEST = {"squared": 2.0, "binary_logistic": 0.25, "cross_entropy": 0.5, "hinge": math.inf}
-"""Largest second derivative of each convex loss in its outputs; none of them is ever negative."""
 
 
 def known_curvature(
@@ -59,7 +54,8 @@ def known_curvature(
     why, rows_of = refuse_bounds(model), trained_rows(model)
     if why is not None or rows_of is None:
         return str(why)
-    loss = model.loss.__name__
+    loss = fitted_loss(model.loss)
+    steepest = math.inf if loss is None else DERIVATIVES[loss].steepest  # the hinge has a kink
     sure = 0.0 if model.penalised is not None else model.l2  # a free bias may be all but flat
     smoothness, convexity = np.full(n, math.inf), np.full(n, sure)
     if inputs_of is None or n > MOST_CLIENTS:
@@ -71,7 +67,7 @@ def known_curvature(
         least, largest, ends = _eigenvalues(rows, weight, bias, n)
         if model.own_shapes:  # a Schur complement is at least the least of both parts together
             least = _eigenvalues(rows, True, True, n)[0]
-        smoothness[i], exact = STEEPEST[loss] * largest + model.l2, exact and ends
+        smoothness[i], exact = steepest * largest + model.l2, exact and ends
         if loss == "squared":
             convexity[i] += 2.0 * least
             if weight and model.penalised is not None:
@@ -203,7 +199,7 @@ class LinearHessian:
 
     model: FlatModel
     rows: Callable[[Tensor], Tensor]  # what the layer is applied to, of samples
-    loss: str
+    loss: FittedLoss
     places: Tensor  # (k, q): flat positions of the k outputs' parameters
     weight: bool  # whether it is trained
     bias: bool
@@ -219,8 +215,8 @@ class LinearHessian:
         rows = trained_rows(model)
         if rows is None:
             return "the model is not linear"
-        loss = known_loss(model.loss)
-        if loss is None or loss == "hinge":
+        loss = fitted_loss(model.loss.base if isinstance(model.loss, Weighted) else model.loss)
+        if loss is None:
             name = getattr(model.loss, "__name__", "?")
             return f"the second derivative of the loss {name} is not known"
         if model.own_size and not profile:
@@ -256,7 +252,7 @@ class LinearHessian:
         a = self._features(inputs)
         if self.whole:
             few = max(1, PIECE // (self.places.numel() * a.element_size()))
-            samples = a, self._chances(x, inputs), counts
+            samples = a, torch.softmax(self._outputs(x, inputs), dim=1), counts
             for parts in zip(*(torch.split(values, few) for values in samples), strict=True):
                 self._add_whole(total[0], *parts)
             return
@@ -282,8 +278,7 @@ class LinearHessian:
             self.add(total, x, inputs, weight * share, thin)
             a = self._features(inputs)
             if self.whole:
-                p = self._chances(x, inputs)
-                h = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) / size
+                h = DERIVATIVES[self.loss].second(self._outputs(x, inputs)) / size
                 mixed += torch.einsum("sce,sq->ecq", h, a).double()
                 own += h.sum(dim=0).double()
             else:
@@ -326,17 +321,16 @@ class LinearHessian:
     def _features(self, inputs: Tensor) -> Tensor:
         return _append_ones(self.rows(inputs), self.weight, self.bias)
 
-    def _chances(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return torch.softmax(self.model.outputs(x, inputs.to(self.model.device)), dim=1)
+    def _outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return self.model.outputs(x, inputs.to(self.model.device))
 
     def _second_derivatives(self, x: Tensor, inputs: Tensor) -> Iterable[Tensor]:
         """Return one row of second derivatives for each block, or bounds of them."""
         if self.loss == "squared":
             return [torch.full((), 2.0, dtype=x.dtype, device=x.device)]
+        p = DERIVATIVES[self.loss].mean(self._outputs(x, inputs))
         if self.loss == "binary_logistic":
-            p = torch.sigmoid(self.model.outputs(x, inputs.to(self.model.device)))[:, 0]
-            return [p * (1 - p)]
-        p = self._chances(x, inputs)
+            return [p[:, 0] * (1 - p[:, 0])]
         return (2 * p * (1 - p)).T  # diag(p) - pp' <= 2 diag(p (1 - p)): diagonally dominant
 
     def _add_whole(self, total: Tensor, a: Tensor, p: Tensor, counts: Tensor) -> None:
@@ -359,27 +353,6 @@ def check_sum_weights(weights: Weights, n: int) -> None:
             f"{np.array2string(np.asarray(weights), threshold=8)}; take absolute values of signed "
             "ones."
         )
-
-
-def linear_hessian(
-    model: FlatModel, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor
-) -> Tensor | str:
-    """Return second derivatives of a weighted sum of sample losses without penalty, or why not."""
-    if trained_rows(model) is None:
-        return "the model is not linear in its parameters"
-    if model.own_size:
-        return "clients have own parameters, and the matrix would have to do without them"
-    if base_loss(model.loss) is hinge:
-        return "the hinge loss has a kink, and second derivatives that say nothing of it"
-    outputs = model.outputs(x, inputs).reshape(len(inputs), -1)
-
-    def loss_of(output: Tensor, target: Tensor) -> Tensor:
-        return model.loss(output[None], target[None])[0]
-
-    bends = weights[:, None, None] * vmap(jacrev(grad(loss_of)))(outputs, targets)
-    places, matrix = find_places(model).flatten(), x.new_empty(model.size, model.size)
-    matrix[places[:, None], places] = sum_blocks(read_design(model, inputs)[None], bends[None])[0]
-    return matrix
 
 
 def find_places(model: FlatModel) -> Tensor:

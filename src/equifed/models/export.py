@@ -2,13 +2,14 @@
 
 ``predictor.json`` and ``preparation.json`` say how a table becomes features, and scores classes;
 ``model.safetensors`` are the weights, ``model.pt2`` (``torch.export.load``) and ``model.onnx``
-programs that map prepared features to scores.
+programs that map prepared features to scores, or to values in the unit of the target column.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from equifed.data.preparation import Preparation
+from equifed.data.preparation import Preparation, Target
 from equifed.models.predictor import Predictor
 
 DESCRIPTION, PREPARATION, WEIGHTS = "predictor.json", "preparation.json", "model.safetensors"
@@ -73,6 +74,9 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "link": predictor.link,
         "clients": list(predictor.clients),
         "target_shape": list(predictor.outputs_shape),
+        "target_scale": None
+        if prepared is None
+        else [prepared.target.centre, prepared.target.scale],
         "only": predictor.only,
         "preparation_sha256": None if prepared is None else prepared.digest(),
     }
@@ -94,12 +98,15 @@ def load_exported(folder: str | Path) -> Predictor:
             f"{path} holds no program ({PROGRAM}); export the run again with --torch, or give the "
             "run's own folder."
         )
+    prepared = _read_preparation(path, told["preparation_sha256"])
+    if prepared is not None and prepared.target.is_scaled:  # the program answers in the unit itself
+        prepared = replace(prepared, target=Target(prepared.target.name))
     return Predictor(
         torch.export.load(path / PROGRAM).module(),
         input_shape=tuple(told["input_shape"]),
         classes=None if told["classes"] is None else tuple(told["classes"]),
         link=told["link"],
-        preparation=_read_preparation(path, told["preparation_sha256"]),
+        preparation=prepared,
         clients=tuple(told["clients"]),
         tokens=told["input_dtype"] == "int64",
         outputs_shape=tuple(told["target_shape"]),
@@ -123,16 +130,31 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return next(iter(module.parameters()), torch.zeros(())).dtype
 
 
+class _InUnits(nn.Module):
+    """A regression whose answers are in the unit of the target column."""
+
+    def __init__(self, module: nn.Module, target: Target) -> None:
+        super().__init__()
+        self.module, self.target = module, target
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.target.decode(self.module(features))
+        return values
+
+
 def _trace(predictor: Predictor) -> torch.export.ExportedProgram:
     """Return the module as a program for any number of rows."""
     shapes = ({0: torch.export.Dim("rows", min=1)},)
     kind = torch.int64 if predictor.tokens else _dtype(predictor.module)
     # Two samples of zeros: a program that saw one row may be for one row alone.
     given = (torch.zeros(2, *predictor.input_shape, dtype=kind),)
+    prepared, module = predictor.preparation, predictor.module
+    if prepared is not None and prepared.target.is_scaled:
+        module = _InUnits(module, prepared.target)
     try:
         with warnings.catch_warnings():  # about weights that an LSTM lists twice
             warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)
-            return torch.export.export(predictor.module, given, dynamic_shapes=shapes)
+            return torch.export.export(module, given, dynamic_shapes=shapes)
     except Exception as error:
         raise ValueError(
             f"torch.export cannot make a program of {type(predictor.module).__name__}: "

@@ -28,7 +28,7 @@ from equifed.models.checks import (
     find_slots,
 )
 from equifed.models.layers import address_dropout
-from equifed.models.losses import SampleLoss
+from equifed.models.losses import SampleLoss, known_loss
 from equifed.models.own_part import OwnPart, check_effect
 
 Penalise: TypeAlias = Literal["all", "weights"]
@@ -112,6 +112,11 @@ class FlatModel:
         twin = copy.copy(self)
         twin.module = copy.deepcopy(self.module, {id(tensor): tensor for tensor in held})
         return twin
+
+    @property
+    def known_loss(self) -> str | None:
+        """The name of the loss, if it is one of ours."""
+        return known_loss(self.loss)
 
     @property
     def fixed(self) -> dict[str, Tensor]:

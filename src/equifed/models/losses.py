@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
@@ -42,17 +44,22 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     tensor([0., 5.])
     """
     flat = outputs.reshape(outputs.shape[0], -1)
-    if not targets.is_floating_point() and flat.shape[1] > 1:
-        classes = torch.arange(flat.shape[1], device=targets.device)
-        wanted = (targets[:, None] == classes).to(flat.dtype)
-    else:
-        wanted = targets.reshape(targets.shape[0], -1).to(flat.dtype)
+    wanted = as_outputs(targets, flat)
     if flat.shape != wanted.shape:
         raise ValueError(
             f"The squared loss needs as many outputs as targets, got {flat.shape[1]} outputs and "
             f"{wanted.shape[1]} targets per sample."
         )
     return (flat - wanted).square().sum(1)
+
+
+def as_outputs(targets: Tensor, like: Tensor) -> Tensor:
+    """Return targets in the shape of outputs, which are axis 1; classes as one-hot vectors."""
+    if not targets.is_floating_point() and like.shape[1] > 1:
+        classes = torch.arange(like.shape[1], device=targets.device)
+        classes = classes.view(-1, *[1] * (targets.dim() - 1))
+        return (targets.unsqueeze(1) == classes).to(like.dtype)
+    return targets.reshape(*targets.shape[: like.dim() - 1], -1).movedim(-1, 1).to(like.dtype)
 
 
 def binary_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -88,6 +95,54 @@ LOSSES: dict[str, SampleLoss] = {
 def known_loss(loss: Any) -> str | None:
     """Return the name of a loss that is one of these, without weights of classes; else None."""
     return next((known.__name__ for known in LOSSES.values() if known is loss), None)
+
+
+FittedLoss = Literal["cross_entropy", "binary_logistic", "squared"]
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    r"""A loss with known derivatives in the outputs z, which are axis 1.
+
+    .. math:: \partial_z = c\,(m(z) - y), \qquad 0 \le \partial_z^2 \le s I
+
+    >>> DERIVATIVES["squared"].first(torch.tensor([[3.0]]), torch.tensor([1.0]))
+    tensor([[4.]])
+    """
+
+    loss: SampleLoss
+    mean: Callable[[Tensor], Tensor]  # m
+    steepest: float  # s
+    factor: float = 1.0  # c
+
+    def wanted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return y, in the shape of the outputs."""
+        if self.loss is binary_logistic:
+            return (targets > 0).to(outputs.dtype).unsqueeze(1)
+        return as_outputs(targets, outputs)
+
+    def first(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return first derivatives, in the shape of the outputs."""
+        return self.factor * (self.mean(outputs) - self.wanted(outputs, targets))
+
+    def second(self, outputs: Tensor) -> Tensor:
+        """Return second derivatives of samples' outputs (m, k), shape (m, k, k)."""
+        if self.loss is squared:
+            return torch.diag_embed(torch.full_like(outputs, 2.0))
+        p = self.mean(outputs)
+        return torch.diag_embed(p) - p[:, :, None] * p[:, None]
+
+
+DERIVATIVES: dict[FittedLoss, Derivatives] = {
+    "cross_entropy": Derivatives(cross_entropy, partial(torch.softmax, dim=1), 0.5),
+    "binary_logistic": Derivatives(binary_logistic, torch.sigmoid, 0.25),
+    "squared": Derivatives(squared, lambda outputs: outputs, 2.0, factor=2.0),
+}
+
+
+def fitted_loss(loss: Any) -> FittedLoss | None:
+    """Return the name of a loss with known derivatives; None for others."""
+    return next((name for name, known in DERIVATIVES.items() if known.loss is loss), None)
 
 
 def loss_by_name(name: str) -> SampleLoss:
@@ -137,18 +192,35 @@ def predicted_classes(outputs: Tensor) -> Tensor:
     return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
 
 
+class Weighted:
+    """A loss that counts more for some samples than for others."""
+
+    base: SampleLoss
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Return what each sample counts."""
+        raise NotImplementedError
+
+    def values(self, targets: Tensor) -> Tensor:
+        """Return the targets of the base."""
+        return targets
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss times what it counts."""
+        return self.counts(targets).to(outputs.dtype) * self.base(outputs, self.values(targets))
+
+
 @dataclass(frozen=True, eq=False)
-class WeightedLoss:
+class WeightedLoss(Weighted):
     """A loss in which every class has a weight."""
 
     base: SampleLoss
     weights: Tensor
     __name__: str = "weighted loss"
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss times the weight of its class."""
-        weights = self.weights.to(outputs.device, outputs.dtype)
-        return weights[targets] * self.base(outputs, targets)
+    @override
+    def counts(self, targets: Tensor) -> Tensor:
+        return self.weights.to(targets.device)[targets]
 
 
 def base_loss(loss: Any) -> Any:

@@ -10,60 +10,17 @@ is solved for many clients at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, cast
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equifed.models.losses import known_loss
+from equifed.models.losses import DERIVATIVES, FittedLoss
 
 MOST_NUMBERS = 2000
 """Numbers per client that Newton's method is for: its matrix takes 32 MB."""
 STEPS = 100
 SHORTEST = 2.0**-30
-FittedLoss = Literal["cross_entropy", "binary_logistic", "squared"]
-Derivatives = tuple[Tensor, Tensor, Tensor]
-
-
-def _softmax(z: Tensor, y: Tensor) -> Derivatives:
-    chance, classes = torch.softmax(z, dim=1), torch.arange(z.shape[1])
-    wanted = (y[:, None].long() == classes).to(z.dtype)
-    losses = torch.logsumexp(z, dim=1) - (z * wanted).sum(dim=1)
-    return losses, chance - wanted, torch.diag_embed(chance) - chance[:, :, None] * chance[:, None]
-
-
-def _sigmoid(z: Tensor, y: Tensor) -> Derivatives:
-    wanted = (y > 0).to(z.dtype)[:, None]
-    chance = torch.sigmoid(z)
-    losses = nn.functional.softplus(z) - wanted * z
-    return losses[:, 0], chance - wanted, (chance * (1 - chance))[:, :, None]
-
-
-def _squared(z: Tensor, y: Tensor) -> Derivatives:
-    if not y.is_floating_point() and z.shape[1] > 1:
-        y = y[:, None] == torch.arange(z.shape[1])  # classes as one-hot vectors
-    away = z - y.reshape(len(z), -1).to(z.dtype)
-    bend = 2 * torch.eye(z.shape[1], dtype=z.dtype).expand(len(z), -1, -1)
-    return away.square().sum(dim=1), 2 * away, bend
-
-
-_DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Derivatives]] = {
-    "cross_entropy": _softmax,
-    "binary_logistic": _sigmoid,
-    "squared": _squared,
-}
-
-
-def fitted_loss(loss: object) -> FittedLoss | None:
-    """Return the name of a loss whose derivatives are written down here; None for others."""
-    name = known_loss(loss)
-    return cast(FittedLoss, name) if name in _DERIVATIVES else None
-
-
-def sample_losses(outputs: Tensor, targets: Tensor, loss: FittedLoss) -> Tensor:
-    """Return one loss per sample, as the fit counts them."""
-    return _DERIVATIVES[loss](outputs, targets)[0]
+FULL_RANK = 1e-5
+"""Least pivot of a matrix with a diagonal of ones that Cholesky's factors are trusted for."""
 
 
 def inverse_root(matrix: Tensor) -> Tensor:
@@ -83,6 +40,25 @@ def inverse_root(matrix: Tensor) -> Tensor:
     inverse = torch.where(values > least, 1 / values.clamp_min(1e-300 + least), 0.0)
     root: Tensor = vectors * inverse.sqrt()[..., None, :] / scale[..., :, None]
     return root
+
+
+def solve_newton(matrix: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return matrix^-1 gradient of shape (n, d), and how far it goes downhill in each case (n,).
+
+    By Cholesky's factors, and by eigenvalues where these say nothing: matrices of no full rank.
+    """
+    scale = matrix.diagonal(dim1=1, dim2=2).clamp_min(1e-300).sqrt()
+    factor, _ = torch.linalg.cholesky_ex(matrix / scale[:, None, :] / scale[:, :, None])
+    pivots = factor.diagonal(dim1=1, dim2=2)
+    inside = torch.linalg.solve_triangular(factor, (gradient / scale)[..., None], upper=False)
+    step = torch.linalg.solve_triangular(factor.mT, inside, upper=True)[..., 0] / scale
+    downhill = inside.square().sum((1, 2))
+    poor = ~((pivots > FULL_RANK).all(1) & step.isfinite().all(1))
+    if poor.any():
+        root = inverse_root(matrix[poor])
+        inside = gradient[poor][:, None] @ root
+        step[poor], downhill[poor] = (inside @ root.mT)[:, 0], inside.square().sum((1, 2))
+    return step, downhill
 
 
 def fit_linear(
@@ -109,29 +85,32 @@ def fit_linear(
 
 def fit_many(
     design: Tensor, outputs: Tensor, targets: Tensor, counts: Tensor, loss: FittedLoss,
-    ridge: Tensor, v: Tensor,
+    ridge: Tensor, v: Tensor, steps: int = STEPS,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the best v (n, q, k) of n clients, from a start, and who has not converged (n,).
 
     Rows ``design`` (n, m, q) stand beside ``outputs`` (n, m, k); a sample counts ``counts`` (n, m),
     0 where there is none; ``ridge`` (q,) is the penalty on each row of v.
     """
-    (n, m, q), k = design.shape, outputs.shape[2]
+    (n, m, q), k, known = design.shape, outputs.shape[2], DERIVATIVES[loss]
 
-    def at(v: Tensor) -> Derivatives:
-        z = (outputs + design @ v).flatten(0, 1)
-        each, first, second = _DERIVATIVES[loss](z, targets.flatten(0, 1))
-        value = (counts * each.view(n, m)).sum(1) + (ridge @ v.square()).sum(1) / 2
-        first, second = counts[..., None] * first.view(n, m, k), second.view(n, m, k, k)
-        return value.nan_to_num(torch.inf), first, counts[..., None, None] * second
+    def at(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z, y = (outputs + design @ v).flatten(0, 1), targets.flatten(0, 1)
+        value = (counts * known.loss(z, y).view(n, m)).sum(1) + (ridge @ v.square()).sum(1) / 2
+        first, second = known.first(z, y).view(n, m, k), known.second(z).view(n, m, k, k)
+        return (
+            value.nan_to_num(torch.inf),
+            counts[..., None] * first,
+            counts[..., None, None] * second,
+        )
 
     value, first, second = at(v)
     going, penalty = torch.ones(n, dtype=torch.bool), torch.diag(ridge.repeat(k))
-    for _ in range(STEPS):
-        gradient = (design.mT @ first + ridge[:, None] * v).mT.reshape(n, 1, k * q)
-        inside = gradient @ (root := inverse_root(sum_blocks(design, second) + penalty))
-        step = (inside @ root.mT).view(n, k, q).mT
-        decrement = inside.square().sum((1, 2))
+    while steps and 2 * going.sum() > n:  # those who are done wait for nobody
+        steps -= 1
+        gradient = (design.mT @ first + ridge[:, None] * v).mT.reshape(n, k * q)
+        flat, decrement = solve_newton(sum_blocks(design, second) + penalty, gradient)
+        step = flat.view(n, k, q).mT
         length = going.to(value.dtype)
         low_enough = torch.zeros_like(going)
         while not low_enough.all():
@@ -144,8 +123,9 @@ def fit_many(
         settled = (value - found[0] <= 1e-15 * value.abs()) & (decrement < 1e-12)
         going &= (length > 0) & ~settled & (decrement > 1e-24)
         v, (value, first, second) = there, found
-        if not going.any():
-            break
+    if steps and going.any():
+        rest = design[going], outputs[going], targets[going], counts[going]
+        v[going], going[going.clone()] = fit_many(*rest, loss, ridge, v[going], steps)
     return v, going
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from equifed.contract.local import OwnL2, OwnSteps, own_strength
 from equifed.data.split import DataError
-from equifed.models.newton import FittedLoss, fit_linear
+from equifed.models.losses import FittedLoss
+from equifed.models.newton import fit_linear
 
 OwnParameters = Mapping[str, Tensor]
 """Own parameters by name, clients first: (N, ...)."""

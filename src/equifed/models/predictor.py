@@ -19,8 +19,7 @@ from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
-from equifed.models.losses import base_loss, known_loss
-from equifed.models.newton import FittedLoss, fitted_loss
+from equifed.models.losses import FittedLoss, base_loss, fitted_loss
 from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of
 
 Array: TypeAlias = NDArray[Any]
@@ -34,7 +33,7 @@ BLOCK = 4096
 
 def link_of(loss: Any) -> Link:
     """Return what makes probabilities of the outputs; None where the loss promises none."""
-    return LINKS.get(known_loss(base_loss(loss)))
+    return LINKS.get(fitted_loss(base_loss(loss)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +117,16 @@ class Predictor:
             scales of their own. By default the table's client column says it.
         """
         if self.classes is None:
-            values = self._outputs(rows, client)
+            values = self.in_units(self._outputs(rows, client))
             return values.reshape(len(values), *self.outputs_shape)
         return np.asarray(
             np.asarray(self.classes)[most_likely(self.decision_function(rows, client))]
         )
+
+    def in_units(self, outputs: Array) -> Array:
+        """Return a regression's outputs, or encoded targets, in the unit of the target column."""
+        prepared = self.preparation
+        return outputs if prepared is None else np.asarray(prepared.target.decode(outputs))
 
     def predict_proba(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the probability of every class, shape (rows, classes)."""
@@ -203,7 +207,7 @@ class Predictor:
             raise ValueError(
                 f"This is the model of {self.only!r}, with its own part, as it was exported; take "
                 "the predictor of the run. In a federation a site that comes after the end gets "
-                "its own by: equifed flower welcome"
+                'its own by: equifed flower run with do="evaluate"'
             )
         if not self.own:
             raise ValueError("The model has no own parts, it is the same for new clients, too.")
@@ -242,7 +246,7 @@ class Predictor:
         return rows[target]
 
     def encode_targets(self, targets: Sequence[Any] | Array) -> Array:
-        """Return class numbers of class names, or values of a regression."""
+        """Return class numbers of class names, or values of a regression, scaled as in training."""
         if self.preparation is not None:
             return self.preparation.encode_target(targets)
         if self.classes is None:

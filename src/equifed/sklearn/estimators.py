@@ -22,8 +22,7 @@ from equifed.data.federation import Federation
 from equifed.data.split import Split
 from equifed.engines.simulate import simulate
 from equifed.models.curvature import linear_layer
-from equifed.models.losses import squared
-from equifed.models.newton import fitted_loss
+from equifed.models.losses import fitted_loss, squared
 from equifed.models.predictor import Predictor, class_scores, link_of, most_likely
 from equifed.objectives.base import SaddleObjective
 from equifed.sklearn.solving import (

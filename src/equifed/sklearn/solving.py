@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
+from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info, Proof
@@ -23,7 +24,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.simulate import Simulated
 from equifed.models.architectures import build
 from equifed.models.curvature import linear_layer
-from equifed.models.losses import binary_logistic, cross_entropy
+from equifed.models.losses import Weighted, binary_logistic, cross_entropy
 from equifed.models.newton import inverse_root
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.runs.build import resolve_algorithm
@@ -102,10 +103,10 @@ class Newton:
             raise ValueError("Newton's method needs an answer of every client; use SCAFF-PD.")
         x = state.x
         losses, gradients = clients.value_and_gradient(x, stream.at("gradient"))
-        hessian = clients.hessian(x, state.weights)
-        if isinstance(hessian, str):
-            raise ValueError(f"Newton's method needs second derivatives: {hessian}; use SCAFF-PD.")
-        root = inverse_root(hessian)
+        summed = clients.curvature_sum(x, state.weights, "full")
+        if isinstance(summed, str):
+            raise ValueError(f"Newton's method needs second derivatives: {summed}; use SCAFF-PD.")
+        root = inverse_root(summed.dense(len(x)).to(x.dtype))
         weights = self._weights(losses, gradients, root, state.weights)
         gradient = gradients.weighted_sum(weights)
         inside = root.T @ gradient
@@ -153,17 +154,20 @@ class Newton:
 
 
 @dataclass(frozen=True)
-class SampleWeighted:
+class SampleWeighted(Weighted):
     """A loss whose targets have a last column: what the sample counts."""
 
-    loss: Loss
+    base: Loss
     labels: bool  # the other column is a class
     __name__: ClassVar[str] = "with sample weights"
 
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the weighted loss of each sample."""
-        values = targets[:, 0].long() if self.labels else targets[:, :-1]
-        return targets[:, -1] * self.loss(outputs, values)
+    @override
+    def counts(self, targets: Tensor) -> Tensor:
+        return targets[:, -1]
+
+    @override
+    def values(self, targets: Tensor) -> Tensor:
+        return targets[:, 0].long() if self.labels else targets[:, :-1]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,6 @@ from equifed.engines.stacked.walk import (
     RemadeVectors,
 )
 from equifed.engines.threads import Precision, Workspace, empty_rows, row_bytes
-from equifed.models.architectures import Init
 from equifed.models.losses import SampleLoss
 
 MEMORY = 1 << 30
@@ -96,7 +95,6 @@ class StackedClients(InProcessClients):
         loss: SampleLoss | str = "auto",
         *,
         device: str | torch.device = "cpu",
-        init: Init | None = None,
         memory: int | None = None,
         chunk: int | None = None,
         fast: bool = True,
@@ -109,7 +107,7 @@ class StackedClients(InProcessClients):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
         self._chunk, self._precision = chunk, precision
-        super().__init__(data, model, loss, device=device, init=init, **common)
+        super().__init__(data, model, loss, device=device, **common)
         if precision != "full":
             self.coarse = f"gradients are computed in {precision}, whose rounding no bound covers"
         self._memory = bound_memory(self.model.device) if memory is None else memory

@@ -161,9 +161,7 @@ class CompiledRule(GradientRule):
     """Another rule, compiled by ``torch.compile`` if that can take it: slow at the start."""
 
     def __init__(self, rule: GradientRule) -> None:
-        self._plain = rule
-        self._gradient, self._step = torch.compile(rule.gradient), torch.compile(rule.step)
-        self._sizes: tuple[float, float] | None = None
+        self._plain, self._gradient = rule, torch.compile(rule.gradient)
 
     @override
     def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
@@ -172,17 +170,6 @@ class CompiledRule(GradientRule):
         except RuntimeError as error:
             self._give_up(error)
             return self._gradient(u, samples)
-
-    @override
-    def step(self, u: Tensor, samples: StepSamples, *, keep: float, lr: float) -> None:
-        # It changes u in place, so only gradients, which are checked at the start, are tried. Step
-        # sizes become constants of the program: others than the first go without a new one.
-        if self._sizes is None:
-            self._sizes = keep, lr
-        if self._sizes == (keep, lr):
-            self._step(u, samples, keep=keep, lr=lr)
-        else:
-            super().step(u, samples, keep=keep, lr=lr)
 
     def _give_up(self, error: RuntimeError) -> None:
         if self._gradient == self._plain.gradient:
@@ -193,4 +180,4 @@ class CompiledRule(GradientRule):
             UserWarning,
             stacklevel=2,
         )
-        self._gradient, self._step = self._plain.gradient, self._plain.step
+        self._gradient = self._plain.gradient

@@ -29,7 +29,7 @@ from equifed.engines.stacked.dense_layers import DenseLayersRule, Linear
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, StepSamples
 from equifed.engines.stacked.samples import Supply
 from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
-from equifed.models.losses import squared
+from equifed.models.losses import as_outputs, squared
 
 
 def as_matrices(layer: Linear, rows: Tensor) -> Tensor:
@@ -48,13 +48,9 @@ def as_rows(layer: Linear, z: Tensor) -> Tensor:
 
 def read_samples(layer: Linear, samples: StepSamples) -> tuple[Tensor, Tensor]:
     """Return X (c, m, p), with a column of ones for the bias, and Y (c, k, m)."""
-    inputs, targets = samples.inputs.flatten(2), samples.targets
-    if layer.bias:
-        inputs = F.pad(inputs, (0, 1), value=1.0)
-    if not targets.is_floating_point() and layer.fan_out > 1:
-        targets = F.one_hot(targets, layer.fan_out)
-    targets = targets.flatten(2) if targets.dim() > 2 else targets.unsqueeze(2)
-    return inputs, targets.to(inputs.dtype).transpose(1, 2)
+    inputs = samples.inputs.flatten(2)
+    targets = as_outputs(samples.targets, inputs.new_empty(len(inputs), layer.fan_out, 0))
+    return F.pad(inputs, (0, 1), value=1.0) if layer.bias else inputs, targets
 
 
 class QuadraticRule(GradientRule):

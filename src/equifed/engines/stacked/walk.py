@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import BlockMatrix, Index, Losses, Weights
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import (
@@ -71,11 +71,11 @@ class ChunkWalk:
         self._live = np.searchsorted(-steps, -np.arange(steps[0])).tolist()
         self.u = (empty_rows(len(steps), x) if room is None else room).copy_(x)
         self._pull = None  # what a step adds whatever the iterate: lr (proximal x - correction)
-        self._scale = work.spread_scale(x)
+        self._scale = None if work.scale is None else work.scale.to(x)
         if given.correction is not None:
             self._pull = -work.lr * given.correction
             if self._scale is not None:
-                self._pull *= self._scale
+                self._pull = self._scale.multiply(self._pull)
         if work.proximal:
             anchor = work.lr * work.proximal * x
             self._pull = anchor.expand_as(self.u) if self._pull is None else self._pull + anchor
@@ -118,7 +118,7 @@ class ChunkWalk:
             gradient, value = rule.gradient(u, samples)
             self._transform(gradient, value)
             if self._scale is not None:
-                gradient.mul_(self._scale)
+                gradient = self._scale.multiply(gradient)
             u.mul_(keep).sub_(gradient, alpha=work.lr)
         if self._pull is not None:
             u.add_(self._pull[:live])
@@ -248,7 +248,7 @@ class Run:
         part._clients, part._sums = again.subset(self._clients.index[begin:end]), None
         return part
 
-    def squared_norms(self, kind: str, scale: Tensor | None) -> Losses:
+    def squared_norms(self, kind: str, scale: BlockMatrix | None) -> Losses:
         """Return the squared norms of one kind of vector."""
         out, size = np.zeros(len(self._clients.index)), self._clients.model.size
 
@@ -343,7 +343,7 @@ class RemadeVectors(InProcessVectors):
         return RemadeVectors(self._run.part(begin, end), self._kind)
 
     @override
-    def squared_norms(self, scale: Tensor | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         return self._run.squared_norms(self._kind, scale)
 
     @override
