@@ -261,24 +261,24 @@ def skewed_problem(seed: int) -> Problem:
 def _transport(draw: np.random.Generator, n: int) -> Transport:
     places = draw.random((n, 2))
     cost = np.linalg.norm(places[:, None] - places[None], axis=2)
-    return Transport(10 ** draw.uniform(-1, 0), tuple(map(tuple, cost)))
+    return Transport(10 ** draw.uniform(-1, 0), tuple(map(tuple, cost)), scale=1.0)
 
 
 OBJECTIVES: dict[str, Draw] = {
     "average": lambda draw, n: Average(),
     "worst case": lambda draw, n: WorstCase(),
     "CVaR": lambda draw, n: CVaR(draw.uniform(1 / n, 1)),
-    "chi-square": lambda draw, n: ChiSquare(10 ** draw.uniform(-2, 0)),
+    "chi-square": lambda draw, n: ChiSquare(10 ** draw.uniform(-2, 0), scale=1.0),
     "heterogeneous CVaR": lambda draw, n: HeterogeneousCVaR(tuple(draw.uniform(1 / n, 1, n))),
-    "KL": lambda draw, n: KL(10 ** draw.uniform(-1, 1)),
-    "l1 distance": lambda draw, n: L1Distance(10 ** draw.uniform(-1, 0)),
-    "l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 1)),
-    "lp distance": lambda draw, n: LpDistance(1.5, 10 ** draw.uniform(-1, 0)),
+    "KL": lambda draw, n: KL(10 ** draw.uniform(-1, 1), scale=1.0),
+    "l1 distance": lambda draw, n: L1Distance(10 ** draw.uniform(-1, 0), scale=1.0),
+    "l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 1), scale=1.0),
+    "lp distance": lambda draw, n: LpDistance(1.5, 10 ** draw.uniform(-1, 0), scale=1.0),
     "transport": _transport,
     "relative fairness, phi=0": lambda draw, n: RelativeFairness(
         0.0, CVaR(max(0.3, 1 / n)), CVaR(max(0.3, 1 / n))
     ),
-    "chi-square on CVaR": lambda draw, n: ChiSquare(0.1, base=CVaR(max(0.4, 1 / n))),
+    "chi-square on CVaR": lambda draw, n: ChiSquare(0.1, base=CVaR(max(0.4, 1 / n)), scale=1.0),
 }
 """Every saddle objective, with parameters to be drawn."""
 

@@ -98,7 +98,7 @@ def published_methods(settings: Settings) -> dict[str, Any]:
 
 def exact_methods(settings: Settings) -> dict[str, tuple[Any, str | None]]:
     """Return what solves the convex problems: an algorithm, and the own part or None."""
-    fair, mean = ChiSquare(settings["rho"]), Average()
+    fair, mean = ChiSquare(settings["rho"], scale=1.0), Average()
     return {
         "average, solved": (FairNewton(mean), None),
         "SCAFF-PD": (ScaffPD(fair), None),

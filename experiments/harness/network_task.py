@@ -81,7 +81,8 @@ class Task:
             key: value for key, value in self.table.items() if key not in ("engine", "threads")
         }
         table["model"] = {k: v for k, v in self.table.get("model", {}).items() if k != "patches"}
-        text = json.dumps([table, self.seed], sort_keys=True)
+        # A loss scale of 1 is what runs had before strengths were relative to one.
+        text = json.dumps([_without_unit_scale(table), self.seed], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -94,6 +95,14 @@ class Task:
                 f"{self.path} holds a run with other settings; choose another folder, or remove it."
             )
         return True
+
+
+def _without_unit_scale(table: dict) -> dict:
+    return {
+        key: _without_unit_scale(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if (key, value) != ("scale", 1.0)
+    }
 
 
 @dataclass(frozen=True)

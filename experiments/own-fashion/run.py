@@ -141,7 +141,7 @@ def follow_gap(
 ) -> dict[str, list[float]]:
     """Return the certified relative gap with an own bias, round by round."""
     clients = ef.simulate(load(seed=0, **division), "logistic", l2=l2, own="bias")
-    algorithm = METHODS[method](ChiSquare(rho))
+    algorithm = METHODS[method](ChiSquare(rho, scale=1.0))
     history = ef.train(algorithm, clients, rounds=rounds, progress=False)
     gaps = [float(r.numbers["gap"]) / float(r.objective or 1.0) for r in history.rounds]
     return {"gap": np.minimum.accumulate(gaps).tolist(),

@@ -102,7 +102,7 @@ def objective(given: Settings, baselines: Array) -> SaddleObjective:
         case "average":
             return Average()
         case "chi-square":
-            return ChiSquare(given["rho"])
+            return ChiSquare(given["rho"], scale=1.0)
         case "worst-case":
             return WorstCase()
         case "excess-risk":

@@ -54,7 +54,7 @@ def distance_to_exact(built: Run) -> Run:
     """Let a run measure how far it is from the exact solution of its own data and rho."""
     quadratics = Quadratics.of_regression(built.federation, built.config.model["l2"])
     rho = built.config.algorithm["objective"]["rho"]
-    solution = solve(quadratics, RelativeFairness(0.0, rho=rho))
+    solution = solve(quadratics, RelativeFairness(0.0, rho=rho, scale=1.0))
     if solution.gradient > 1e-8 or abs(solution.slack) > 1e-10:
         raise ValueError(
             f"The exact solution of {built.federation.name} is no saddle point: gradient "

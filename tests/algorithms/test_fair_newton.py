@@ -117,7 +117,7 @@ def test_products_in_low_rank_are_those_of_the_inverse(shared: bool, secants: in
 
 @pytest.mark.parametrize(
     "objective",
-    [WorstCase(), CVaR(0.4), ChiSquare(0.2), QFair(1.0), RelativeFairness(0.3)],
+    [WorstCase(), CVaR(0.4), ChiSquare(0.2, scale=1.0), QFair(1.0), RelativeFairness(0.3)],
     ids=repr,
 )
 def test_no_feasible_weights_beat_the_exact_dual_step(objective: object) -> None:
@@ -199,7 +199,9 @@ def test_what_it_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"they are hidden\. Use ScaffPD"):
         train(FairNewton(CVaR(0.5)), clients, rounds=1)
     with pytest.raises(ValueError, match=r"weights have no fixed sum. Use ScaffPD"):
-        train(FairNewton(ChiSquare(0.1, QFair(1.0))), problem.clients("stacked"), rounds=1)
+        train(
+            FairNewton(ChiSquare(0.1, QFair(1.0), scale=1.0)), problem.clients("stacked"), rounds=1
+        )
     signed = FairNewton(RelativeFairness(0.9))
     with pytest.raises(ValueError, match=r"may be negative.*Use ScaffPD"):
         train(signed, problem.clients("stacked"), rounds=1)
@@ -222,7 +224,7 @@ def test_the_metric_needs_few_rounds_and_proves_no_more_than_is_true(seed: int) 
 
 
 @pytest.mark.parametrize("metric", ["low-rank", "full"])
-@pytest.mark.parametrize("objective", [Average(), CVaR(0.5), ChiSquare(0.1)], ids=repr)
+@pytest.mark.parametrize("objective", [Average(), CVaR(0.5), ChiSquare(0.1, scale=1.0)], ids=repr)
 def test_softmax_is_certified_in_every_metric(objective: object, metric: str) -> None:
     clients = simulate(classification(sizes=(20, 30, 25, 22)), "logistic", l2=1e-2, dtype=DOUBLE)
     algorithm = FairNewton(objective, metric=metric)
@@ -249,7 +251,9 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.05)], ids=repr)
+@pytest.mark.parametrize(
+    "objective", [WorstCase(), CVaR(0.5), ChiSquare(0.05, scale=1.0)], ids=repr
+)
 @pytest.mark.parametrize("name", HARD)
 def test_hard_cases_are_solved(name: str, objective: object) -> None:
     problem = HARD[name]

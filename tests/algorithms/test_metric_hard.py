@@ -43,7 +43,7 @@ def drawn_problem(seed: int) -> tuple[str, Problem, SaddleObjective]:
         targets = [np.full(len(t), float(i % 2)) for i, t in enumerate(targets)]
     if twist == "copies":  # every weight is as good as any other
         inputs, targets = inputs[:1] * n, targets[:1] * n
-    choices = (WorstCase(), CVaR(max(0.3, 1 / n)), ChiSquare(0.05), Average())
+    choices = (WorstCase(), CVaR(max(0.3, 1 / n)), ChiSquare(0.05, scale=1.0), Average())
     objective: SaddleObjective = choices[int(draw.integers(4))]
     return twist, kind(tuple(inputs), tuple(targets), float(10 ** draw.uniform(-6, 0))), objective
 
@@ -70,7 +70,7 @@ def test_drawn_hard_problems_are_solved_and_certified(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.2), ChiSquare(0.1)], ids=repr)
+@pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.2), ChiSquare(0.1, scale=1.0)], ids=repr)
 def test_a_thousand_clients_are_certified(objective: SaddleObjective) -> None:
     problem = least_squares(4, n=1000, d=4, samples=5)
     last = play(problem.clients("stacked"), objective, 15).rounds[-1]

@@ -50,7 +50,7 @@ SAMPLED: list[Any] = [
     FedAvg(ONE, "size", SHARE),
     AFL(ONE, participation=SHARE),
     AgnosticFedAvg(ONE, participation=SHARE),
-    tilted_erm(ONE, participation=SHARE),
+    tilted_erm(ONE, participation=SHARE, scale=1.0),
     ScaffPD(CVaR(0.5), ONE, ConstantSteps(TAU, SIGMA, THETA), participation=SHARE),
     ScaffPDIA(0.2, local=ONE, steps=ConstantSteps(TAU, SIGMA, THETA), participation=SHARE),
 ]
@@ -135,7 +135,7 @@ def test_no_client_is_asked_for_more(algorithm: Any) -> None:
     [
         FedAvg(LocalSGD(lr=0.2, steps=1), "uniform", SHARE),
         FedAvg(LocalSGD(lr=0.2, steps=1), "size", SHARE),
-        ScaffPD(ChiSquare(0.1), ONE, ConstantSteps(2 * TAU, SIGMA), participation=SHARE),
+        ScaffPD(ChiSquare(0.1, scale=1.0), ONE, ConstantSteps(2 * TAU, SIGMA), participation=SHARE),
     ],
     ids=["fedavg", "fedavg by size", "scaff-pd"],
 )
@@ -160,7 +160,7 @@ AUDIT: dict[str, Problem] = {
 
 
 @pytest.mark.parametrize("name", AUDIT)
-@pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.1)], ids=repr)
+@pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.1, scale=1.0)], ids=repr)
 def test_scaff_pd_comes_to_the_interior_point_optimum(name: str, objective: Any) -> None:
     problem = AUDIT[name]
     algorithm = Remembering(ScaffPD(objective, participation=SHARE))

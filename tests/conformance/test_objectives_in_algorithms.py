@@ -29,7 +29,7 @@ TAKERS = {
     if "objective" in inspect.signature(entry.load()).parameters
 }
 WORK = LocalSGD(lr=0.02, steps=3)
-OBJECTIVES = {**CATALOGUE, **FREE, "negative tilt": lambda order: Tilted(-1.0)}
+OBJECTIVES = {**CATALOGUE, **FREE, "negative tilt": lambda order: Tilted(-1.0, scale=1.0)}
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "primal-dual": ("scaff-pd", {}),
@@ -83,7 +83,7 @@ def test_an_objective_that_is_no_maximum_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a maximum over weights"):
         TAKERS[name](objective=Own())
     with pytest.raises(ValueError, match=r"Tilted\(tilt=-2.0.*tilted-erm"):
-        TAKERS[name](objective=Tilted(-2.0))
+        TAKERS[name](objective=Tilted(-2.0, scale=1.0))
 
 
 def test_an_algorithm_with_entropic_steps_names_the_cure() -> None:
@@ -112,7 +112,7 @@ def reference(problem: Any, objective: Any) -> Any:
 
 @pytest.mark.parametrize(
     "objective",
-    [QFair(0.0), QFair(0.5), QFair(1.0, (1, 2, 3, 4, 5)), QFair(3.0), Proportional(2.0)],
+    [QFair(0.0), QFair(0.5), QFair(1.0, (1, 2, 3, 4, 5)), QFair(3.0), Proportional(2.0, scale=1.0)],
     ids=repr,
 )
 @pytest.mark.parametrize("kind", [least_squares, logistic])
@@ -136,7 +136,7 @@ STEP = LocalSGD(lr=0.1, steps=1)
     "algorithm",
     [
         AFL(STEP, 1.0, QFair(2.0)),
-        DRFA(STEP, 1.0, Proportional(3.0), ascent="full"),
+        DRFA(STEP, 1.0, Proportional(3.0, scale=1.0), ascent="full"),
         DRFA(STEP, 1.0, QFair(1.0)),
     ],
     ids=["afl", "drfa, full", "drfa"],

@@ -23,7 +23,14 @@ from equifed.testing import check_objective
 from equifed.training.loop import train
 
 SHIFT = (0.3, -0.2, 1.5, 0.0, 0.7, 0.7)
-BASES = [Average(), WorstCase(), CVaR(0.4), ChiSquare(0.3), ChiSquare(0.1, CVaR(0.5)), KL(0.5)]
+BASES = [
+    Average(),
+    WorstCase(),
+    CVaR(0.4),
+    ChiSquare(0.3, scale=1.0),
+    ChiSquare(0.1, CVaR(0.5), scale=1.0),
+    KL(0.5, scale=1.0),
+]
 
 
 @pytest.mark.parametrize("base", BASES, ids=repr)
@@ -51,7 +58,7 @@ def test_the_dual_step_is_that_of_a_solver(rho) -> None:
         penalty = rho * 6 / 2 * cp.sum_squares(w - 1 / 6) + b @ w
         goal = cp.Minimize(step * penalty + cp.sum_squares(w - point) / 2)
         cp.Problem(goal, [w >= 0, cp.sum(w) == 1]).solve(solver="CLARABEL")
-        found = ExcessRisk(SHIFT, ChiSquare(rho)).prox(point, step)
+        found = ExcessRisk(SHIFT, ChiSquare(rho, scale=1.0)).prox(point, step)
         np.testing.assert_allclose(found, w.value, atol=1e-6)
 
 
@@ -60,17 +67,17 @@ def test_training_certifies_the_largest_regret() -> None:
     clients = simulate(classification(), "logistic", l2=0.1)
     n = len(clients.names)
     b = tuple(np.linspace(0.0, 0.4, n))
-    history = train(ScaffPD(ExcessRisk(b, ChiSquare(0.1))), clients, rounds=60)
+    history = train(ScaffPD(ExcessRisk(b, ChiSquare(0.1, scale=1.0))), clients, rounds=60)
     proof = history.certificate()
     assert isinstance(proof, dict) and proof["gap"] < 0.05
     losses = clients.losses(clients.flatten(history.parameters), None)
     assert history.summary()["objective"] == pytest.approx(
-        ChiSquare(0.1).value(losses - np.array(b)), abs=1e-5
+        ChiSquare(0.1, scale=1.0).value(losses - np.array(b)), abs=1e-5
     )
 
 
 def test_wrong_settings_are_refused() -> None:
-    for base in (QFair(1.0), Proportional(1.0)):
+    for base in (QFair(1.0), Proportional(1.0, scale=1.0)):
         with pytest.raises(ValueError, match="excess losses may be negative"):
             ExcessRisk(SHIFT, base)
     with pytest.raises(ValueError, match="6 baselines for 2 clients"):

@@ -234,8 +234,8 @@ def test_automatic_steps_on_the_papers_regression(rho: float) -> None:
     train_split = synthetic_regression().train
     pairs = [train_split.client(i) for i in range(5)]
     problem = LeastSquares(tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1, "stacked")
-    _, best = interior_point(problem, ChiSquare(rho))
-    assert squared_distances(problem, ChiSquare(rho), best, 150)[-1] <= 1e-10
+    _, best = interior_point(problem, ChiSquare(rho, scale=1.0))
+    assert squared_distances(problem, ChiSquare(rho, scale=1.0), best, 150)[-1] <= 1e-10
 
 
 def test_the_worst_case_converges_at_least_like_one_over_the_rounds_squared() -> None:

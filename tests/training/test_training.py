@@ -36,7 +36,7 @@ WORK = LocalSGD(lr=0.1, steps=3, batch_size=4)
 ALGORITHMS = [
     FedAvg(WORK, participation=0.5),
     Scaffold(WORK),
-    ScaffPD(ChiSquare(0.1), WORK, ConstantSteps(0.3, 0.1)),
+    ScaffPD(ChiSquare(0.1, scale=1.0), WORK, ConstantSteps(0.3, 0.1)),
 ]
 
 

@@ -19,7 +19,7 @@ from equifed.runs.run import run
 from equifed.training.history import History
 from equifed.training.loop import train
 
-FAIR = ScaffPD(ChiSquare(0.1))
+FAIR = ScaffPD(ChiSquare(0.1, scale=1.0))
 
 
 @pytest.mark.parametrize(

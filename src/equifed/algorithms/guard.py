@@ -14,7 +14,7 @@ from equifed.algorithms.around import Wrapper, WrapperState, as_run, change_core
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import bound_share, limit_shares
-from equifed.contract.arrays import ClientVectors
+from equifed.contract.arrays import BlockMatrix, ClientVectors
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD, LocalWork
@@ -182,7 +182,7 @@ class GuardedVectors(VectorsView):
         return super().weighted_difference(old, self._bound(weights) if self.claimed else weights)
 
     @override
-    def squared_norms(self, scale: Vector | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         # Corrected steps are how curvature is measured, where lengths differ by nature.
         if not self.clients.watch.acts or self.corrected or self.claimed or self.clients.few:
             return self.behind.squared_norms(scale)

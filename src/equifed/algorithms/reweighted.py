@@ -82,6 +82,7 @@ def tilted_erm(
     participation: float = 1.0,
     server_lr: float = 1.0,
     patience: int = PATIENCE,
+    scale: float | None = None,
 ) -> Reweighted:
     r"""Return tilted empirical risk of the clients (TERM, Li et al. 2021), with local steps.
 
@@ -101,11 +102,13 @@ def tilted_erm(
         Positive numbers, one per client, normalised to the p_i; None is uniform.
     local, participation, server_lr, patience
         As for :class:`Reweighted`.
+    scale : float, optional
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     >>> tilted_erm(tilt=2.0).objective
-    Tilted(tilt=2.0, prior=None)
+    Tilted(tilt=2.0, prior=None, scale=None)
     """
-    return Reweighted(Tilted(tilt, prior), local, participation, server_lr, patience)
+    return Reweighted(Tilted(tilt, prior, scale), local, participation, server_lr, patience)
 
 
 def propfair(
@@ -116,19 +119,21 @@ def propfair(
     server_lr: float = 1.0,
     patience: int = PATIENCE,
     prior: tuple[float, ...] | None = None,
+    scale: float | None = None,
 ) -> Reweighted:
     r"""Return PropFair: weights :math:`p_i/(M - f_i)`, M the ``ceiling``.
 
     It minimises :math:`-\sum_i p_i \log(M - f_i)`, continued by its tangent where M - f_i is below
     ``floor``. ``prior`` are the p_i: uniform unless given; the released code takes the numbers of
     samples. The paper transforms the loss of every minibatch; here the weight is that of the
-    client's loss at the beginning of the round. The ceiling is a loss that is bad for everybody.
+    client's loss at the beginning of the round. The ceiling is a loss that is bad for everybody, in
+    multiples of ``scale`` as for :class:`equifed.objectives.Relative`.
     Zhang, Malekmohammadi, Chen, Yu. "Proportional fairness in federated learning." TMLR 2023.
 
     >>> propfair(ceiling=3.0).objective
-    Proportional(ceiling=3.0, floor=0.2, prior=None)
+    Proportional(ceiling=3.0, floor=0.2, prior=None, scale=None)
     """
-    objective = Proportional(ceiling, floor, prior)
+    objective = Proportional(ceiling, floor, prior, scale)
     return Reweighted(objective, local, participation, server_lr, patience)
 
 
@@ -139,13 +144,17 @@ def semi_vred(
     server_lr: float = 1.0,
     patience: int = PATIENCE,
     prior: tuple[float, ...] | None = None,
+    scale: float | None = None,
 ) -> Reweighted:
     """Return Semi-VRed: mean loss plus ``strength`` times the semi-variance of the losses.
 
-    ``prior`` are the weights of the means: uniform unless given, numbers of samples for instance.
+    ``prior`` are the weights of the means: uniform unless given, numbers of samples for instance;
+    ``scale`` as for :class:`equifed.objectives.Relative`.
     Malekmohammadi, Yu. "Semi-variance reduction for fair federated learning." arXiv:2406.16193.
 
     >>> semi_vred(1.0).objective
-    SemiVariance(strength=1.0, prior=None)
+    SemiVariance(strength=1.0, prior=None, scale=None)
     """
-    return Reweighted(SemiVariance(strength, prior), local, participation, server_lr, patience)
+    return Reweighted(
+        SemiVariance(strength, prior, scale), local, participation, server_lr, patience
+    )

@@ -10,7 +10,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Proof, Stream, Vector
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.objectives import RelativeFairness, SaddleObjective, WorstCase
+from equifed.objectives import Relative, RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.phi import beyond_theory, choose_phi
 from equifed.steps.schedules import Schedule
@@ -29,7 +29,7 @@ class ScaffPDIAState(State):
 
 
 @dataclass(frozen=True)
-class ScaffPDIA(Federated):
+class ScaffPDIA(Relative, Federated):
     r"""SCAFF-PD-IA: SCAFF-PD on the integrated set of relative fairness.
 
     .. math:: \min_x \max_{\lambda \in \Lambda_\varphi(A, B)} \sum_i \lambda_i f_i(x), \qquad
@@ -59,7 +59,7 @@ class ScaffPDIA(Federated):
         Rounds with phi = 0 before phi is chosen.
     local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
-    cap
+    cap, scale
         As for :class:`equifed.objectives.RelativeFairness`.
     """
 
@@ -75,6 +75,7 @@ class ScaffPDIA(Federated):
     loss_batch_size: int | None = None
     patience: int = PATIENCE
     cap: float | None = None
+    scale: float | None = None
 
     one_sum: ClassVar = True
 
@@ -114,14 +115,16 @@ class ScaffPDIA(Federated):
 
     def objective_at(self, state: ScaffPDIAState) -> RelativeFairness:
         """Return the objective with the phi in force."""
-        return RelativeFairness(state.phi or 0.0, self.upper, self.lower, self.rho, self.cap)
+        return RelativeFairness(
+            state.phi or 0.0, self.upper, self.lower, self.rho, self.cap, self.scale
+        )
 
     def wrapped(self) -> AnyAlgorithm:
         """Return the algorithm as training runs it: automatic steps have a safeguard."""
         return Safeguarded(self) if isinstance(self.steps, AutoSteps) else self
 
     def _with(self, phi: float) -> ScaffPD:
-        objective = RelativeFairness(phi, self.upper, self.lower, self.rho, self.cap)
+        objective = RelativeFairness(phi, self.upper, self.lower, self.rho, self.cap, self.scale)
         local = replace(self.local, radius=None, onto=None)
         return ScaffPD(
             objective, local, self.steps, self.gradient_batch_size, self.participation,

@@ -33,6 +33,32 @@ else:
     Vector = "torch.Tensor"
 
 
+@dataclass(frozen=True, eq=False)
+class BlockMatrix:
+    """A square matrix in blocks; coordinates in none of them are left alone."""
+
+    blocks: Vector  # (b, q, q), in float64
+    places: Vector  # (k, q): where each block's coordinates lie; b is k, or 1 where shared
+
+    def to(self, like: Vector) -> BlockMatrix:
+        """Return it in the precision of a vector, on its device."""
+        return BlockMatrix(self.blocks.to(like), self.places.to(like.device))
+
+    def multiply(self, rows: Vector) -> Vector:
+        """Return A v for a vector v, or for the rows of a matrix; other coordinates stay."""
+        blocks, places, out = self.blocks.to(rows), self.places.to(rows.device), rows.clone()
+        parts = rows[..., places]  # (..., k, q)
+        if blocks.shape[-1] == 1:
+            out[..., places] = parts * blocks[:, 0]
+        elif len(blocks) == 1:
+            out[..., places] = parts @ blocks[0].mT
+        else:
+            each = parts.movedim(-2, 0)
+            found = each.reshape(len(blocks), -1, each.shape[-1]) @ blocks.mT
+            out[..., places] = found.reshape(each.shape).movedim(0, -2)
+        return out
+
+
 class ClientVectors(ABC):
     """One vector per client, kept where it is: shape (n, d) in thought only.
 
@@ -44,8 +70,8 @@ class ClientVectors(ABC):
         """Return sum_i weights_i v_i, summed in the order of the clients."""
 
     @abstractmethod
-    def squared_norms(self, scale: Vector | None = None) -> Losses:
-        """Return |v_i|^2 for every client; ``scale`` weighs the squares of the coordinates."""
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
+        """Return |v_i|^2 for every client, or <v_i, A v_i> for a symmetric matrix ``scale``."""
 
     def step(self, weights: Weights, everyone: Weights | None = None) -> Vector:
         """Return the weighted sum that moves the model; absent clients may count in it.
@@ -93,7 +119,7 @@ class KeyedMemory(ClientVectors):
         raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
 
     @override
-    def squared_norms(self, scale: Vector | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
 
 

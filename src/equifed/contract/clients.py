@@ -195,10 +195,6 @@ class Clients(ABC):
         """
         return "this engine does not add up second derivatives"
 
-    def hessian(self, x: Vector, weights: Weights) -> Vector | str:
-        """Return the matrix sum_i weights_i Hess f_i(x), shape (d, d), or why there is none."""
-        return "this engine does not add up second derivatives"
-
     def inner_products(
         self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
     ) -> Losses | str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import BlockMatrix, Losses, Vector, Weights
 
 Form = Literal["full", "blocks", "diagonal"]
 """What of the Hessians is summed: all of them, one block for each output, or their diagonals."""
@@ -70,14 +70,13 @@ class Inexactness:
 
 
 @dataclass(frozen=True, eq=False)
-class CurvatureSum:
+class CurvatureSum(BlockMatrix):
     r"""A weighted sum :math:`P = \sum_i w_i H_i(x)` of the clients' Hessians, in float64 blocks.
 
-    H_i has the L2 penalty in it, and may be an upper bound of the Hessian of f_i at x.
+    H_i has the L2 penalty in it, and may be an upper bound of the Hessian of f_i at x. Blocks are
+    (b, q, r) where they were multiplied with a thin matrix, and (b, q) where they are diagonals.
     """
 
-    blocks: Vector  # (b, q, q); (b, q, r) times a thin matrix; (b, q) diagonals
-    places: Vector  # (k, q): where each block's coordinates lie; b is k, or 1 where shared
     penalty: float  # the L2 penalty's part of the diagonal; 0 where it is not the same everywhere
     exact: bool  # the H_i are the Hessians themselves
     constant: bool  # they are the same at every model

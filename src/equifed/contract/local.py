@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from equifed.contract.arrays import Vector
+from equifed.contract.arrays import BlockMatrix, Vector
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class LocalWork(LocalSGD):
     mean_gradient: bool = False  # also return the mean of the plain gradients g_i (SCAFFOLD, II)
     multiplier: bool = False  # also return c_i - c + proximal (x - u) at the end (FedDyn)
     hinge: SmoothedHinge | None = None  # outer transform of the client's loss (rFedFair)
-    scale: tuple[float, ...] | None = None  # multiplies gradient and correction, by coordinate
+    scale: BlockMatrix | None = None  # multiplies gradient and correction
 
     @override
     def __post_init__(self) -> None:
@@ -194,14 +194,6 @@ class LocalWork(LocalSGD):
         }
         return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
 
-    def spread_scale(self, x: Vector) -> Vector | None:
-        """Return the scale as a vector like x (or like its rows); own parameters are not scaled."""
-        if self.scale is None:
-            return None
-        out = x.new_ones(x.shape[-1])
-        out[: len(self.scale)] = x.new_tensor(self.scale)
-        return out
-
     def check(self, control: object, target: object, slopes: object) -> None:
         """Refuse half a correction, a multiplier without one, or a hinge without slopes."""
         if (control is None) != (target is None):
@@ -219,12 +211,16 @@ class LocalWork(LocalSGD):
                 "has."
             )
 
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers for a message; a scale travels beside them."""
+        return LocalSGD.to_dict(dataclasses.replace(self, scale=None))
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LocalWork:
         """Build the value that :meth:`to_dict` described."""
-        hinge, scale = values.get("hinge"), values.get("scale")
-        made = {"hinge": SmoothedHinge(**hinge) if hinge else None}
-        return cls(**{**values, **made, "scale": None if scale is None else tuple(scale)})
+        hinge = values.get("hinge")
+        return cls(**{**values, "hinge": SmoothedHinge(**hinge) if hinge else None})
 
 
 def _check_count(name: str, value: float | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -72,7 +72,7 @@ class VectorsView(ClientVectors):
         return self.see_sum(weights, lambda seen: self.behind.step(seen, everyone))
 
     @override
-    def squared_norms(self, scale: Vector | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         return self.behind.squared_norms(scale)
 
     @override

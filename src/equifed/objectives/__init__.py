@@ -5,6 +5,7 @@ from equifed.objectives.base import (
     FreeSum,
     Objective,
     PriorPenalty,
+    Relative,
     SaddleObjective,
     SymmetricSet,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "ProjectedGradient",
     "Proportional",
     "QFair",
+    "Relative",
     "RelativeFairness",
     "SaddleObjective",
     "SemiVariance",

@@ -183,14 +183,45 @@ class WithPrior(SaddleObjective):
         return f"{type(self).__name__} prior"
 
 
-class PriorPenalty(WithPrior):
+class Relative:
+    """What has a strength in the unit of the loss, given as a multiple of ``scale``, a field.
+
+    None is 1, until a run begins: it takes the federation's loss scale instead, the mean loss of
+    the clients under a model without features, and records it. So the same strength means the same
+    in every unit of the loss. ``scale=1.0`` is the unit of the loss itself, as in the papers.
+    """
+
+    scale: float | None
+
+    @property
+    def unit(self) -> float:
+        """The loss that counts as one."""
+        return 1.0 if self.scale is None else self.scale
+
+    @property
+    def lacks_scale(self) -> bool:
+        """Whether there is a strength and nothing that it is a multiple of."""
+        return self.scale is None and getattr(self, "rho", 1.0) != 0
+
+    def check_scale(self) -> None:
+        """Refuse a scale that is no finite number > 0."""
+        check_positive(self.unit, f"{type(self).__name__} scale")
+
+
+class PriorPenalty(Relative, WithPrior):
     """A penalty psi on the simplex that charges ``strength``, a field, for leaving the prior."""
 
     strength: float
 
     def __post_init__(self) -> None:
         check_positive(self.strength, f"{type(self).__name__} strength")
+        self.check_scale()
         super().__post_init__()
+
+    @property
+    def price(self) -> float:
+        """The strength in the unit of the loss."""
+        return self.strength * self.unit
 
 
 class Adapted(SaddleObjective):

@@ -12,6 +12,7 @@ from equifed.objectives.base import (
     Adapted,
     CappedSet,
     Objective,
+    Relative,
     SaddleObjective,
     check_numbers,
     check_step,
@@ -26,7 +27,7 @@ _FEEBLE = 1e-200  # a penalty this small changes no digit
 
 
 @dataclass(frozen=True)
-class ChiSquare(Adapted):
+class ChiSquare(Relative, Adapted):
     r"""A saddle objective whose weights also pay for leaving a centre.
 
     .. math:: \psi(w) = \psi_0(w) + \frac{\rho n}{2} |w - c|^2, \qquad
@@ -49,6 +50,8 @@ class ChiSquare(Adapted):
     centre
         Nonnegative numbers, one per client, normalised to sum one; None is uniform, as in the
         paper.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -65,8 +68,10 @@ class ChiSquare(Adapted):
     rho: float
     base: SaddleObjective = field(default_factory=WorstCase)
     centre: tuple[float, ...] | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
+        self.check_scale()
         if not 0 <= self.rho < np.inf:
             raise ValueError(f"ChiSquare rho must be a finite number >= 0, got {self.rho}.")
         numbers = check_numbers(self.centre, "ChiSquare centre", zeros=True)
@@ -77,10 +82,15 @@ class ChiSquare(Adapted):
     def inner(self) -> SaddleObjective:
         return self.base
 
+    @property
+    def price(self) -> float:
+        """The strength in the unit of the loss."""
+        return self.rho * self.unit
+
     @override
     def weights(self, losses: Losses) -> Weights:
         losses = check_vector(losses, "losses")
-        modulus = self.rho * losses.size
+        modulus = self.price * losses.size
         if modulus == 0:
             return self.base.weights(losses)
         return self.base.prox(self._target(losses), 1.0 / modulus)
@@ -89,12 +99,12 @@ class ChiSquare(Adapted):
     def penalty(self, weights: Weights) -> float:
         weights = check_vector(weights, "weights")
         away = weights - self._centre(weights.size)
-        return self.base.penalty(weights) + self.rho * weights.size / 2 * float(away @ away)
+        return self.base.penalty(weights) + self.price * weights.size / 2 * float(away @ away)
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
-        shrink = 1.0 + check_step(step) * self.rho * point.size
+        shrink = 1.0 + check_step(step) * self.price * point.size
         kept = 1.0 / shrink  # 0 where shrink overflows: the centre's projection, as it should be
         target = kept * point + (1.0 - kept) * self._centre(point.size)
         return self.base.prox(target, step * kept)
@@ -102,7 +112,7 @@ class ChiSquare(Adapted):
     @override
     def penalty_gradient(self, weights: Weights) -> Weights:
         away = weights - self._centre(weights.size)
-        return self.base.penalty_gradient(weights) + self.rho * weights.size * away
+        return self.base.penalty_gradient(weights) + self.price * weights.size * away
 
     @property
     @override
@@ -113,7 +123,7 @@ class ChiSquare(Adapted):
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not isinstance(self.base, CappedSet):
             return super().mirror(weights, losses, step)  # refuses
-        strength = check_step(step) * self.rho * losses.size
+        strength = check_step(step) * self.price * losses.size
         caps = self.base.caps(losses.size)
         if strength < _FEEBLE:
             return tilt(weights, losses, step, caps)
@@ -121,19 +131,19 @@ class ChiSquare(Adapted):
 
     @override
     def strong_convexity(self, n: int) -> float:
-        return self.rho * n + self.base.strong_convexity(n)
+        return self.price * n + self.base.strong_convexity(n)
 
     def _target(self, losses: Losses) -> Weights:
         """Return c + losses / (rho n): where the penalty alone would put the weights."""
         with np.errstate(over="ignore"):
-            pull = np.clip(losses / (self.rho * losses.size), -_FAR, _FAR)
+            pull = np.clip(losses / (self.price * losses.size), -_FAR, _FAR)
         return np.asarray(pull + self._centre(losses.size))
 
     def _centre(self, n: int) -> Weights:
         return normalise(self.centre, n, "ChiSquare centre")
 
 
-def mean_variance(strength: float) -> ChiSquare:
+def mean_variance(strength: float, scale: float | None = None) -> ChiSquare:
     r"""Return mean loss plus ``strength`` times its variance, as chi-square (VRed).
 
     .. math:: \bar\ell + b \operatorname{Var}\ell
@@ -143,7 +153,7 @@ def mean_variance(strength: float) -> ChiSquare:
     over weights of any sign that sum to one, with
     :math:`w_i = (1 + 2b(\ell_i - \bar\ell))/n`; here they stay in the simplex, so that the value
     is the same where these are nonnegative and less where not (a loss far below the mean is no
-    merit).
+    merit). ``strength`` is in the inverse unit of the loss; ``scale`` as for :class:`ChiSquare`.
 
     >>> losses = np.array([1.0, 1.5, 2.0])
     >>> bool(mean_variance(0.5).value(losses) == losses.mean() + 0.5 * losses.var())
@@ -154,11 +164,11 @@ def mean_variance(strength: float) -> ChiSquare:
             f"mean_variance strength must be a positive number, got {strength}; for 0 use "
             "Average()."
         )
-    return ChiSquare(1 / (2 * strength))
+    return ChiSquare(1 / (2 * strength), scale=scale)
 
 
 @dataclass(frozen=True)
-class SemiVariance(Objective):
+class SemiVariance(Relative, Objective):
     r"""Mean loss plus a multiple of the semi-variance (Semi-VRed).
 
     .. math:: \Phi(\ell) = \bar\ell + b \sum_i p_i (\ell_i - \bar\ell)_+^2, \quad
@@ -177,6 +187,8 @@ class SemiVariance(Objective):
     prior
         Positive numbers, one per client, normalised to the p_i; None is uniform. The numbers of
         samples make the mean that of all samples.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -186,8 +198,10 @@ class SemiVariance(Objective):
 
     strength: float
     prior: tuple[float, ...] | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
+        self.check_scale()
         if not 0 <= self.strength < np.inf:
             raise ValueError(f"SemiVariance strength must be at least 0, got {self.strength}.")
         object.__setattr__(self, "prior", check_numbers(self.prior, "SemiVariance prior"))
@@ -196,12 +210,12 @@ class SemiVariance(Objective):
     def value(self, losses: Losses) -> float:
         losses = check_vector(losses, "losses")
         p, above = self._above(losses)
-        return float(p @ losses + self.strength * (p @ above**2))
+        return float(p @ losses + self.strength / self.unit * (p @ above**2))
 
     @override
     def weights(self, losses: Losses) -> Weights:
         p, above = self._above(check_vector(losses, "losses"))
-        return np.asarray(p * (1 + 2 * self.strength * (above - p @ above)))
+        return np.asarray(p * (1 + 2 * self.strength / self.unit * (above - p @ above)))
 
     def _above(self, losses: Losses) -> tuple[Weights, Losses]:
         """Return the p_i, and what each loss has above their mean."""

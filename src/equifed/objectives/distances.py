@@ -31,6 +31,8 @@ class L1Distance(PriorPenalty):
         tau > 0.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -46,25 +48,26 @@ class L1Distance(PriorPenalty):
 
     strength: float
     prior: tuple[float, ...] | None = None
+    scale: float | None = None
 
     @override
     def value(self, losses: Losses) -> float:
         losses = check_vector(losses, "losses")
-        raised = np.maximum(losses, losses.max() - 2.0 * self.strength)
+        raised = np.maximum(losses, losses.max() - 2.0 * self.price)
         return float(self.start(losses.size) @ raised)
 
     @override
     def weights(self, losses: Losses) -> Weights:
         losses = check_vector(losses, "losses")
         prior = self.start(losses.size)
-        gives = losses < losses.max() - 2.0 * self.strength
+        gives = losses < losses.max() - 2.0 * self.price
         worst = losses == losses.max()
         return np.asarray(np.where(gives, 0.0, prior) + worst * (prior[gives].sum() / worst.sum()))
 
     @override
     def penalty(self, weights: Weights) -> float:
         weights = check_vector(weights, "weights")
-        return self.strength * float(np.abs(weights - self.start(weights.size)).sum())
+        return self.price * float(np.abs(weights - self.start(weights.size)).sum())
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
@@ -79,7 +82,7 @@ class L1Distance(PriorPenalty):
         u = point - prior
         with np.errstate(over="ignore"):
             a = u.max() - u
-            beyond = clipped_difference(a, 2.0 * check_step(step) * self.strength, 2.0)
+            beyond = clipped_difference(a, 2.0 * check_step(step) * self.price, 2.0)
         a = np.minimum(a, 2.0)
 
         def excess(theta: float) -> float:
@@ -106,6 +109,8 @@ class L2Distance(PriorPenalty):
         tau > 0.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -119,6 +124,7 @@ class L2Distance(PriorPenalty):
 
     strength: float
     prior: tuple[float, ...] | None = None
+    scale: float | None = None
 
     @override
     def weights(self, losses: Losses) -> Weights:
@@ -127,7 +133,7 @@ class L2Distance(PriorPenalty):
     @override
     def penalty(self, weights: Weights) -> float:
         weights = check_vector(weights, "weights")
-        return self.strength * float(np.linalg.norm(weights - self.start(weights.size))) ** 2 / 2
+        return self.price * float(np.linalg.norm(weights - self.start(weights.size))) ** 2 / 2
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
@@ -135,7 +141,7 @@ class L2Distance(PriorPenalty):
 
     @override
     def penalty_gradient(self, weights: Weights) -> Weights:
-        return self.strength * (weights - self.start(weights.size))
+        return self.price * (weights - self.start(weights.size))
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
@@ -143,10 +149,10 @@ class L2Distance(PriorPenalty):
 
     @override
     def strong_convexity(self, n: int) -> float:
-        return self.strength
+        return self.price
 
     def _chi_square(self, n: int) -> ChiSquare:
-        return ChiSquare(self.strength / n, centre=self.prior)
+        return ChiSquare(self.price / n, centre=self.prior, scale=1.0)
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,8 @@ class LpDistance(PriorPenalty):
         tau > 0.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -184,6 +192,7 @@ class LpDistance(PriorPenalty):
     power: float
     strength: float = 1.0
     prior: tuple[float, ...] | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,22 +208,22 @@ class LpDistance(PriorPenalty):
         q, prior = 1.0 / (self.power - 1.0), self.start(losses.size)
 
         def reply(pull: Weights) -> Weights:  # tau |d|^(r-1) = |pull|
-            return np.copysign(np.minimum(np.abs(pull) / self.strength, 1.0) ** q, pull)
+            return np.copysign(np.minimum(np.abs(pull) / self.price, 1.0) ** q, pull)
 
         with np.errstate(over="ignore"):
-            return _balance(reply, losses.max() - losses, prior, reach=self.strength)
+            return _balance(reply, losses.max() - losses, prior, reach=self.price)
 
     @override
     def penalty(self, weights: Weights) -> float:
         weights = check_vector(weights, "weights")
         away = np.abs(weights - self.start(weights.size))
-        return self.strength / self.power * float((away**self.power).sum())
+        return self.price / self.power * float((away**self.power).sum())
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
         q, prior = 1.0 / (self.power - 1.0), self.start(point.size)
-        price, ones = check_step(step) * self.strength, np.ones(point.size)
+        price, ones = check_step(step) * self.price, np.ones(point.size)
 
         def reply(pull: Weights) -> Weights:  # |d| + s tau |d|^(r-1) = |pull|
             return np.copysign(power_roots(np.abs(pull), price, ones, q), pull)
@@ -226,12 +235,12 @@ class LpDistance(PriorPenalty):
     @override
     def penalty_gradient(self, weights: Weights) -> Weights:
         away = weights - self.start(weights.size)
-        return np.asarray(self.strength * np.copysign(np.abs(away) ** (self.power - 1.0), away))
+        return np.asarray(self.price * np.copysign(np.abs(away) ** (self.power - 1.0), away))
 
     @override
     def strong_convexity(self, n: int) -> float:
         # tau (r - 1) |w - p|^(r - 2) with |w - p| <= 1
-        return self.strength * (self.power - 1.0) if self.power <= 2 else 0.0
+        return self.price * (self.power - 1.0) if self.power <= 2 else 0.0
 
 
 def _balance(

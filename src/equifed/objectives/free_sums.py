@@ -8,7 +8,14 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import FreeSum, WithPrior, check_positive, check_step, check_vector
+from equifed.objectives.base import (
+    FreeSum,
+    Relative,
+    WithPrior,
+    check_positive,
+    check_step,
+    check_vector,
+)
 from equifed.objectives.projections import power_roots
 
 
@@ -121,7 +128,7 @@ def _power(losses: Losses, exponent: float) -> Losses:
 
 
 @dataclass(frozen=True)
-class Proportional(WithPrior, FreeSum):
+class Proportional(Relative, WithPrior, FreeSum):
     r"""Minus the mean logarithm of what clients gain over a bad loss M (Nash bargaining).
 
     .. math:: \Phi(\ell) = -\sum_i p_i \log(M - \ell_i), \qquad
@@ -144,6 +151,8 @@ class Proportional(WithPrior, FreeSum):
         epsilon, between 0 and M; None is M / 10. Ours: the larger, the less one client can claim.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -162,8 +171,10 @@ class Proportional(WithPrior, FreeSum):
     ceiling: float
     floor: float | None = None
     prior: tuple[float, ...] | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
+        self.check_scale()
         check_positive(self.ceiling, "Proportional ceiling")
         if self.floor is not None and not 0 < self.floor < self.ceiling:
             raise ValueError(
@@ -175,14 +186,14 @@ class Proportional(WithPrior, FreeSum):
     @override
     def value(self, losses: Losses) -> float:
         losses = check_vector(losses, "losses")
-        left = np.maximum(self.ceiling - losses, self._floor)
-        beyond = np.maximum(losses - (self.ceiling - self._floor), 0.0) / self._floor
+        left = np.maximum(self._ceiling - losses, self._floor)
+        beyond = np.maximum(losses - (self._ceiling - self._floor), 0.0) / self._floor
         return float(self._prior(losses.size) @ (beyond - np.log(left)))
 
     @override
     def weights(self, losses: Losses) -> Weights:
         losses = check_vector(losses, "losses")
-        left = np.maximum(self.ceiling - losses, self._floor)
+        left = np.maximum(self._ceiling - losses, self._floor)
         return np.asarray(self._prior(losses.size) / left)
 
     @override
@@ -190,7 +201,7 @@ class Proportional(WithPrior, FreeSum):
         weights = check_vector(weights, "weights")
         prior = self._prior(weights.size)
         with np.errstate(divide="ignore"):  # infinite at weight zero, which no step reaches
-            costs = self.ceiling * weights - prior - prior * np.log(weights / prior)
+            costs = self._ceiling * weights - prior - prior * np.log(weights / prior)
         return float(costs.sum())
 
     @override
@@ -198,7 +209,7 @@ class Proportional(WithPrior, FreeSum):
         # w - point + s (M - p/w) = 0: the positive root, in the form that does not cancel
         point, step = check_vector(point, "point"), check_step(step)
         prior = self._prior(point.size)
-        half = 0.5 * (point - step * self.ceiling)
+        half = 0.5 * (point - step * self._ceiling)
         room = np.sqrt(step * prior)
         root = np.hypot(half, room)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -208,15 +219,20 @@ class Proportional(WithPrior, FreeSum):
 
     @override
     def start(self, n: int) -> Weights:
-        return self._prior(n) / self.ceiling  # the weights at losses of zero
+        return self._prior(n) / self._ceiling  # the weights at losses of zero
 
     @override
     def strong_convexity(self, n: int) -> float:
         return self._floor**2 / float(self._prior(n).max())  # psi'' = p / w^2, w <= p / epsilon
 
     @property
+    def _ceiling(self) -> float:
+        return self.ceiling * self.unit
+
+    @property
     def _floor(self) -> float:
-        return self.ceiling / 10.0 if self.floor is None else self.floor
+        floor = self.ceiling / 10.0 if self.floor is None else self.floor
+        return floor * self.unit
 
     def _prior(self, n: int) -> Weights:
         return super().start(n)

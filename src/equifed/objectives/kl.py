@@ -12,6 +12,7 @@ from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.base import (
     Adapted,
     PriorPenalty,
+    Relative,
     WithPrior,
     check_positive,
     check_step,
@@ -39,6 +40,8 @@ class KL(PriorPenalty):
         Positive numbers, one per client, normalised to sum one; None is uniform.
     cap
         Largest weight of one client, or two equal shares if these are more; None is the simplex.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -55,6 +58,7 @@ class KL(PriorPenalty):
     strength: float
     prior: tuple[float, ...] | None = None
     cap: float | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,18 +71,18 @@ class KL(PriorPenalty):
             return super().value(losses)
         losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):  # a far smaller loss may leave no trace
-            below = (losses - losses.max()) / self.strength
+            below = (losses - losses.max()) / self.price
         # log1p of expm1: exact also where the strength dwarfs the losses.
         prior = self._prior(losses.size)
         excess = float(prior @ np.expm1(below))
         exponent = np.log1p(excess) if excess > -0.5 else np.log(prior @ np.exp(below))
-        return float(losses.max()) + self.strength * float(exponent)
+        return float(losses.max()) + self.price * float(exponent)
 
     @override
     def weights(self, losses: Losses) -> Weights:
         losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):
-            below = (losses - losses.max()) / self.strength
+            below = (losses - losses.max()) / self.price
         prior, caps = self._prior(losses.size), self._caps(losses.size)
         if self.cap is not None:
             return tilt(prior, np.maximum(below, -1e300), 1.0, caps)
@@ -90,19 +94,19 @@ class KL(PriorPenalty):
         from scipy.special import rel_entr
 
         weights = check_vector(weights, "weights")
-        return self.strength * float(rel_entr(weights, self._prior(weights.size)).sum())
+        return self.price * float(rel_entr(weights, self._prior(weights.size)).sum())
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         # w_i + s tau log(w_i / p_i) = point_i - nu, by one monotone root
         point = check_vector(point, "point")
-        n, temperature = point.size, check_step(step) * self.strength
+        n, temperature = point.size, check_step(step) * self.price
         return entropic_prox(point, temperature, self._prior(n), self._caps(n))
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         # A geometric mean of the weights and the prior, tilted.
-        pull = 1.0 / (1.0 + check_step(step) * self.strength)
+        pull = 1.0 / (1.0 + check_step(step) * self.price)
         reference = weights**pull * self._prior(weights.size) ** (1.0 - pull)
         losses = check_vector(losses, "losses")
         return tilt(reference, losses, step * pull, self._caps(weights.size))
@@ -114,7 +118,7 @@ class KL(PriorPenalty):
 
     @override
     def strong_convexity(self, n: int) -> float:
-        return self.strength  # the Hessian is diagonal with tau / w_i >= tau
+        return self.price  # the Hessian is diagonal with tau / w_i >= tau
 
     def _prior(self, n: int) -> Weights:
         return super().start(n)
@@ -124,7 +128,7 @@ class KL(PriorPenalty):
 
 
 @dataclass(frozen=True)
-class Tilted(WithPrior, Adapted):
+class Tilted(Relative, WithPrior, Adapted):
     r"""Log-average of exponentials of the losses (TERM).
 
     .. math:: \Phi(\ell) = \frac1t \log \sum_i p_i e^{t \ell_i}, \qquad
@@ -137,9 +141,11 @@ class Tilted(WithPrior, Adapted):
     Parameters
     ----------
     tilt
-        Any finite number t.
+        Any finite number t, in the inverse unit of the loss.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -155,8 +161,10 @@ class Tilted(WithPrior, Adapted):
 
     tilt: float
     prior: tuple[float, ...] | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
+        self.check_scale()
         if not np.isfinite(self.tilt):
             raise ValueError(f"Tilted tilt must be a finite number, got {self.tilt}.")
         super().__post_init__()
@@ -202,11 +210,13 @@ class Tilted(WithPrior, Adapted):
 
     def _same(self) -> KL | Average:
         """Return the objective that this one is, of losses times their sign."""
-        return Average(self.prior) if self._is_average else KL(1.0 / abs(self.tilt), self.prior)
+        if self._is_average:
+            return Average(self.prior)
+        return KL(1.0 / abs(self.tilt), self.prior, scale=self.scale)
 
     @property
     def _is_average(self) -> bool:
-        return self.tilt == 0 or not np.isfinite(1.0 / self.tilt)
+        return self.tilt == 0 or not np.isfinite(self.unit / self.tilt)
 
     @property
     def _sign(self) -> float:

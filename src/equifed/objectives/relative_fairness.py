@@ -9,7 +9,13 @@ from typing_extensions import override
 
 from equifed.contract.absence import bound_share
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import Adapted, SaddleObjective, SymmetricSet, check_vector
+from equifed.objectives.base import (
+    Adapted,
+    Relative,
+    SaddleObjective,
+    SymmetricSet,
+    check_vector,
+)
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import WorstCase
 from equifed.objectives.projections import (
@@ -124,7 +130,7 @@ class GeneralIntegratedSet(SaddleObjective):
 
 
 @dataclass(frozen=True)
-class RelativeFairness(Adapted):
+class RelativeFairness(Relative, Adapted):
     r"""High losses against low ones: the objective of SCAFF-PD-IA.
 
     .. math:: \Phi(\ell) = \frac{\max_{a \in A} \langle a, \ell\rangle
@@ -150,6 +156,8 @@ class RelativeFairness(Adapted):
         Strength of an additional chi-square penalty to the uniform weights; 0 in the paper.
     cap
         Largest size of one weight, or two equal shares if these are more; None is the paper's set.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -173,6 +181,7 @@ class RelativeFairness(Adapted):
     lower: SaddleObjective = field(default_factory=WorstCase)
     rho: float = 0.0
     cap: float | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.phi < 1:
@@ -197,8 +206,10 @@ class RelativeFairness(Adapted):
     @override
     def inner(self) -> ChiSquare:
         if self.sides is None:
-            return ChiSquare(self.rho, GeneralIntegratedSet(self.phi, self.upper, self.lower))
-        return ChiSquare(self.rho, IntegratedSet(self.phi, *self.sides, self.cap))
+            mixed: SaddleObjective = GeneralIntegratedSet(self.phi, self.upper, self.lower)
+        else:
+            mixed = IntegratedSet(self.phi, *self.sides, self.cap)
+        return ChiSquare(self.rho, mixed, scale=self.scale)
 
     @property
     def sides(self) -> tuple[SymmetricSet, SymmetricSet] | None:

@@ -57,6 +57,8 @@ class Transport(PriorPenalty):
         The n by n matrix C: nonnegative, with a zero diagonal; need not be symmetric.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
+    scale
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     Examples
     --------
@@ -74,6 +76,7 @@ class Transport(PriorPenalty):
     strength: float
     cost: tuple[tuple[float, ...], ...]
     prior: tuple[float, ...] | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,13 +90,13 @@ class Transport(PriorPenalty):
     @override
     def value(self, losses: Losses) -> float:
         losses = check_vector(losses, "losses")
-        reach = losses - self.strength * self._cost(losses.size)
+        reach = losses - self.price * self._cost(losses.size)
         return float(self.start(losses.size) @ reach.max(axis=1))
 
     @override
     def weights(self, losses: Losses) -> Weights:
         losses = check_vector(losses, "losses")
-        reach = losses - self.strength * self._cost(losses.size)
+        reach = losses - self.price * self._cost(losses.size)
         best = reach == reach.max(axis=1, keepdims=True)
         return np.asarray((self.start(losses.size) / best.sum(axis=1)) @ best)
 
@@ -108,12 +111,12 @@ class Transport(PriorPenalty):
             return 0.0
         prices = _prices(cost / scale, prior, target)
         least = (cost / scale - prices).min(axis=1)  # the best reply: any prices bound from below
-        return max(0.0, self.strength * scale * float(prior @ least + target @ prices))
+        return max(0.0, self.price * scale * float(prior @ least + target @ prices))
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
-        cost = check_step(step) * self.strength * self._cost(point.size)
+        cost = check_step(step) * self.price * self._cost(point.size)
         return transport_prox(point, cost, self.start(point.size))
 
     def _cost(self, n: int) -> Matrix:

@@ -185,7 +185,7 @@ def form_metric(
         if isinstance(found, str):
             return found
         lift = 1e-13 if found.penalty > 0 else 1e-10  # what rounding leaves of rank
-        return Metric(found.places, _factor(found.blocks, lift)), found
+        return Metric(found.places, factor_blocks(found.blocks, lift)), found
     shape = clients.curvature_sum(x, weights, "diagonal")
     if isinstance(shape, str):
         return shape
@@ -202,7 +202,7 @@ def _nystroem(found: CurvatureSum, thin: Vector, diagonal: Vector) -> Metric:
     shift = 1e-12 * float(diagonal.sum(dim=-1).max())
     sketch = sketch + shift * thin
     core = thin.T @ sketch
-    factor = _factor((core + core.mT) / 2, 1e-14)
+    factor = factor_blocks((core + core.mT) / 2, 1e-14)
     half = torch.linalg.solve_triangular(factor.mT, sketch, upper=True, left=False)
     basis, roots, _ = torch.linalg.svd(half, full_matrices=False)
     values = (roots.square() - shift).clamp(min=0.0)
@@ -242,7 +242,7 @@ def least_weighted_loss(summed: CurvatureSum, metric: Metric, gradient: Vector) 
     return descent + left / (2 * modulus) + rounding
 
 
-def _factor(blocks: Vector, lift: float) -> Vector:
+def factor_blocks(blocks: Vector, lift: float) -> Vector:
     """Return Cholesky factors; what is singular is lifted a little."""
     size = blocks.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-300)
     eye = torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)

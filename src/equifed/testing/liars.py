@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.streams import Stream
 from equifed.contract.views import ITERATES, ClientsView, Kind, VectorsView
@@ -54,7 +54,7 @@ class LyingVectors(VectorsView):
         return total + more * (true - origin)
 
     @override
-    def squared_norms(self, scale: Vector | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         squares = self.behind.squared_norms(scale).copy()
         if self.place is not None and self.kind not in ITERATES:
             with np.errstate(over="ignore"):

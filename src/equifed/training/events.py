@@ -73,6 +73,14 @@ def tell_start(given: Any, algorithm: Any, clients: Clients, means: bool) -> lis
     return [(kind, reason) for kind, reason in told if reason]
 
 
+def describe_scale(scale: float) -> str:
+    """Say what strengths of the objective are multiples of."""
+    return (
+        f"Strengths are multiples of {scale:.6g}, the clients' mean loss under a model without "
+        "features; scale = 1.0 in the objective makes them numbers in the loss's own unit."
+    )
+
+
 def describe_wrapper(given: Any, ran: Any) -> str | None:
     """Say what a default has put around an algorithm, and why: its docstring's first line."""
     known = {type(part) for part in _layers(given)}

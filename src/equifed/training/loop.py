@@ -38,6 +38,7 @@ from equifed.training.play_round import (
 )
 from equifed.training.tables import FORMAT, describe_value, package_versions
 from equifed.training.trackers import Callback, follow_by_default
+from equifed.training.units import lacks_scale, loss_scale, with_scale
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,7 +124,6 @@ def train(
         "format": FORMAT, "versions": package_versions(), "seed": seed,
         "algorithm": describe_value(algorithm), "rounds": rounds, "every": every,
         "give_out": give_out, **({} if x is None else {"start": "given"}), **clients.origin(),
-        "ran": events.show_algorithm(ran),
     }  # fmt: skip
     sampled = events.count_asked(ran, len(clients.names)) < len(clients.names)
     means = give_out == "auto" and sampled and not isinstance(clients.curvature(), str)
@@ -163,6 +163,8 @@ class _Training:
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
+        scale = self._fix_scale(x, resume)
+        self.made_of["ran"] = events.show_algorithm(self.algorithm)
         self.start, state, done = x, self.algorithm.init(self.clients, x), 0
         if self.clients.remembers_own():
             self.kept = replace(self.kept, own=self.clients.own_parts(x))
@@ -173,6 +175,8 @@ class _Training:
         if not resume:
             for kind, reason in self.first:
                 self._event(kind, 0, reason)
+            if scale is not None:
+                self._event("scale", 0, events.describe_scale(scale), scale=scale)
             self._evaluate(0, state, None)
             self._record(0)
             self._save(0, state)
@@ -180,6 +184,16 @@ class _Training:
             done += 1
             state = self._step(done, state)
         return self._end(state)
+
+    def _fix_scale(self, x: Vector, resume: bool) -> float | None:
+        """Give strengths without a scale the federation's, measured once in the life of a run."""
+        if not lacks_scale(self.algorithm):
+            return None
+        known = History.read_tables(self.folder.path).events if resume and self.folder else []
+        kept = [event["scale"] for event in known if event["event"] == "scale"]
+        scale = kept[0] if kept else loss_scale(self.clients, x, self.stream.at("scale"))
+        self.algorithm = with_scale(self.algorithm, scale)
+        return float(scale)
 
     def _step(self, r: int, state: Any) -> Any:
         """Play round r, measure and record what is due, and return the new state."""

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from equifed.contract.absence import PATIENCE, Recall
 from equifed.contract.algorithm import AnyAlgorithm, Bound, Info, Proof, Wrappable
-from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.streams import Stream
@@ -109,7 +109,7 @@ class WitnessedVectors(VectorsView):
         return total
 
     @override
-    def squared_norms(self, scale: Vector | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         squares = self.behind.squared_norms(scale)
         if not squares.max() <= FAR**2:
             self._find_absurd(squares if scale is None else self.behind.squared_norms())

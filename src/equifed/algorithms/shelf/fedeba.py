@@ -11,11 +11,11 @@ from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.algorithms.reweighted import State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector
 from equifed.contract.absence import sample_clients, scatter
-from equifed.objectives.kl import Tilted
+from equifed.objectives import Relative, Tilted
 
 
 @dataclass(frozen=True)
-class FedEBA(Federated):
+class FedEBA(Relative, Federated):
     r"""FedEBA+: entropy-based aggregation, with gradient and model alignment (Algorithm 1).
 
     .. math::
@@ -41,7 +41,7 @@ class FedEBA(Federated):
     local : LocalSGD
         Local work.
     temperature : float
-        tau, in the unit of the loss: the smaller, the more the worst-served count.
+        tau, in multiples of ``scale``: the smaller, the more the worst-served count.
     align : float
         alpha, in [0, 1); 0 asks for no gradients.
     angle : float
@@ -52,6 +52,8 @@ class FedEBA(Federated):
         As for FedAvg.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
+    scale : float, optional
+        The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
     References
     ----------
@@ -68,6 +70,7 @@ class FedEBA(Federated):
     server_lr: float = 1.0
     patience: int = PATIENCE
     align_model: bool = True
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +88,7 @@ class FedEBA(Federated):
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen = sample_clients(clients, self.participation, stream)
-        roll = call_roll(self, state, chosen, Tilted(1 / self.temperature))
+        roll = call_roll(self, state, chosen, Tilted(1 / self.temperature, scale=self.scale))
         losses = roll.losses(state.x, stream.at("losses"), self.local.batch_size)
         weights = roll.objective.weights(losses)
         work, control, target, counted = self.local, None, None, roll.counted()

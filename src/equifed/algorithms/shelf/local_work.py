@@ -11,7 +11,7 @@ from typing_extensions import override
 from equifed.algorithms.around import WeightedWrapper, WrapperState, change_core, unwrap
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Info, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.arrays import ClientVectors, Index
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index
 from equifed.contract.clients import Moved
 from equifed.contract.views import ClientsView, VectorsView
 
@@ -144,7 +144,7 @@ class _Scaled(VectorsView):
         return add(weights * self.factors)
 
     @override
-    def squared_norms(self, scale: Vector | None = None) -> Losses:
+    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         return self.behind.squared_norms(scale) * self.factors**2
 
 
