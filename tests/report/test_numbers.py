@@ -18,8 +18,6 @@ from equifed.report import (
     as_json,
     as_methods,
     build,
-    find_frontier,
-    frontier_page,
     frontier_svg,
     read_methods,
     render,
@@ -28,6 +26,7 @@ from equifed.report import (
 from equifed.report.charts import find_non_dominated
 from equifed.report.methods import check_methods
 from equifed.report.numbers import count_bytes, measure_run
+from equifed.report.tables import list_comparison
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 
@@ -70,8 +69,8 @@ def test_one_seed_has_no_interval_between_seeds():
     document = as_json(report)
     told = document["methods"][1]["measures"]["worst"]["difference"]
     assert told["limits_about"] == "samples" and told["lower"] < told["estimate"] < told["upper"]
-    assert "with one seed" in document["headline"]["sentences"][0]
-    assert "did not record" in document["headline"]["sentences"][0]
+    assert "with one seed" in document["headline"]["evidence"]
+    assert "did not record" in document["headline"]["evidence"]
 
 
 def test_losses_of_one_seed_have_no_interval():
@@ -81,7 +80,7 @@ def test_losses_of_one_seed_have_no_interval():
     }
     report = build(as_methods(runs))
     assert math.isinf(report.told[1].estimates["worst"].difference.interval.upper)
-    assert "nothing is known about other samples" in as_json(report)["headline"]["sentences"][0]
+    assert "nothing is known about other samples" in as_json(report)["headline"]["evidence"]
 
 
 def test_target_is_reached_when_the_worst_client_gets_there():
@@ -104,7 +103,8 @@ def test_a_target_that_some_seeds_miss_has_no_mean():
     found = build(methods, target=0.5).told[1].estimates["rounds_to_target"]
     assert found.reached == 1 and found.difference is None
     assert not math.isfinite(found.interval.estimate)
-    assert "reached by 1 of 2" in render(build(methods, target=0.5))
+    rows = {row["key"]: row["cells"] for row in list_comparison(build(methods, target=0.5))}
+    assert rows["rounds_to_target"][1]["value"] == "reached by 1 of 2"
 
 
 def test_the_default_target_is_where_the_baseline_ends():
@@ -279,12 +279,8 @@ def test_a_participants_page_names_no_other_client(tmp_path):
         assert name in text and not any(other in text for other in names if other != name)
 
 
-def test_the_frontier_of_a_sweep_is_a_drawing_of_its_own():
+def test_average_against_worst_is_a_drawing_of_its_own():
     report = build(comparison(clients=6, seeds=2))
     root = ElementTree.fromstring(frontier_svg(report, range(6)))
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert all(method.name in words for method in report.methods)
-    marks = find_frontier(report.told)
-    page = frontier_page(report, range(6), "setting,worst\n")
-    points = page.split('id="points"')[1].split("</table>")[0]
-    assert (points.count("●"), points.count("○")) == (sum(marks), len(marks) - sum(marks))

@@ -12,6 +12,7 @@ import equifed as ef
 from equifed.contract.evaluation import Calibration, ClientDetail, Details, GroupDetail
 from equifed.metrics.paired import gain_of_pairs
 from equifed.report import (
+    ReportError,
     Scale,
     as_json,
     as_methods,
@@ -81,7 +82,8 @@ def test_an_underserved_client_is_named_with_its_distance():
 
 def test_chance_is_said_to_be_chance():
     assert sentence(made([8, 9, 6], [10, 10, 10])) == (
-        "The spread is what chance explains at these numbers of test samples."
+        "One shared model serves all clients alike: the spread is what chance explains at these "
+        "numbers of test samples."
     )
 
 
@@ -92,7 +94,7 @@ def test_a_perfect_model_has_no_spread():
 def test_one_client_is_served_equally_with_itself_and_nothing_is_said():
     found = write_verdict(as_methods(made([8], [10]))[0], ACCURACY)
     assert found.sentence == "" and not found.notes
-    assert "Is there anything to gain?" not in render(build(as_methods(made([8], [10]))))
+    assert "How sure are we?" not in render(build(as_methods(made([8], [10]))))
 
 
 def test_few_samples_are_said_to_be_too_few():
@@ -152,9 +154,9 @@ def test_the_page_has_what_its_numbers_need_beside_them():
     report = build(as_methods(run))
     page = render(report)
     for text in (
-        "Is there anything to gain?", "Majority class", "majority class 60.0 %",
-        "by chance alone", "Groups inside clients", "Calibration error", "Glossary", "Chance floor",
-        "Further metrics", "Alone",
+        "How sure are we?", "Majority class", "majority class 60.0 %",
+        "it would still be about", "Groups inside clients", "Calibration error",
+        "What the words mean", "Further metrics", "Alone",
     ):  # fmt: skip
         assert text in page, text
     numbers = as_json(report)
@@ -209,3 +211,61 @@ def test_own_parts_are_told_on_every_page(tmp_path):
     card = write_model_card(tmp_path / "run", tmp_path).read_text()
     assert "own_l2 = 0.02" in card and "1.bias, 2 numbers per client" in card
     assert "test accuracy without own part" in card and "test accuracy alone" in card
+
+
+# -- result, advice, remarks ----------------------------------------------------------------------
+
+
+def say(runs, **settings):
+    return as_json(build(as_methods(runs), **settings))["headline"]
+
+
+def test_the_baseline_counts_and_ties_are_said():
+    low, high = made([70, 70, 60], [100] * 3), made([80, 82, 78], [100] * 3)
+    best = say({"plain": high, "fair": low})
+    assert best["result"].startswith("plain, the baseline, serves best: ")
+    assert best["advice"].startswith("Use plain: no other method")
+    tied = say({"plain": high, "fair": made([82, 80, 78], [100] * 3)})
+    assert tied["result"].startswith("plain, fair serve the worst-served of 3 clients equally well")
+    assert tied["advice"].startswith("Use plain")
+
+
+def test_the_chosen_method_is_the_one_of_the_page():
+    runs = {"plain": made([80, 82, 78], [100] * 3), "own": made([81, 82, 70], [100] * 3)}
+    report = build(as_methods(runs), chosen="own")
+    assert report.methods[report.lead].name == "own"
+    headline = as_json(report)["headline"]
+    assert headline["result"].startswith("own makes no measurable difference against plain")
+    assert headline["advice"] == "Use own, which was chosen on validation samples."
+    assert '<span class="change">chosen</span>' in render(report)
+    with pytest.raises(ReportError, match="no method 'other'"):
+        build(as_methods(runs), chosen="other")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_federation_as_a_whole_is_compared_with_alone(sign):
+    shared = np.array([60, 61, 59, 62, 60, 58])
+    gains = sign * np.array([3, 4, 2, 3, 5, 4])  # too little for any client of 100 samples
+    run = made(shared, [100] * 6, alone=shared + gains, details=False)
+    found = write_verdict(as_methods(run)[0], ACCURACY)
+    assert found.all_alone == (sign > 0) and found.better_alone == ()
+    assert f"{abs(gains).mean():.1f} points" in found.together
+    assert say(run)["advice"].startswith("Train a model per client") == (sign > 0)
+    mixed = made(shared, [100] * 6, alone=shared + np.array([3, -3, 2, -2, 1, -1]), details=False)
+    assert write_verdict(as_methods(mixed)[0], ACCURACY).all_alone is False
+
+
+def test_a_worst_client_of_weight_zero_is_remarked_upon():
+    run = made([80, 82, 30], [100] * 3)
+    for weights, remarked in (([0.5, 0.5, 0.0], True), ([0.5, 0.0, 0.5], False)):
+        run.weights = {1: np.array(weights)}
+        warnings = say(run)["warnings"]
+        assert any("clinic C is served worst" in w for w in warnings) == remarked
+
+
+def test_a_model_that_has_learned_nothing_is_said_to():
+    for factor, remarked in ((1.0, True), (0.9, False)):
+        run = made([50, 52, 48], [100] * 3)
+        losses = np.full(3, factor * np.log(2))
+        run.metrics.append(MetricRecord(1, "test", "loss", losses, np.full(3, 100)))
+        assert any("same probability" in w for w in say(run)["warnings"]) == remarked

@@ -1,6 +1,6 @@
 """Who is served how well, how sure that is, and what it cost: one page that opens anywhere."""
 
-from equifed.report.charts import colour, draw_figures, find_frontier
+from equifed.report.charts import colour, draw_figures
 from equifed.report.document import Report, build
 from equifed.report.methods import (
     PLAN,
@@ -12,7 +12,6 @@ from equifed.report.methods import (
     read_methods,
 )
 from equifed.report.page import (
-    frontier_page,
     frontier_svg,
     render,
     render_participant,
@@ -39,9 +38,7 @@ __all__ = [
     "csv_text",
     "describe_warnings",
     "draw_figures",
-    "find_frontier",
     "frame",
-    "frontier_page",
     "frontier_svg",
     "limits",
     "list_comparison",

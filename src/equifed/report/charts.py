@@ -13,16 +13,15 @@ from equifed.contract.arrays import Index, Losses
 from equifed.metrics import best_fraction, worst_fraction
 from equifed.report import svg
 from equifed.report.document import Report, Told
-from equifed.report.methods import Method, Scale, bytes_text, capital, plural
-from equifed.report.numbers import count_bytes, reduce_clients
+from equifed.report.methods import Method, Scale, capital, plural
+from equifed.report.numbers import reduce_clients
 
-MOST_DOTS = 3000
+MOST_DOTS = 1500
 """Of more clients in one figure, those at evenly spaced ranks are drawn."""
 FEW_CLIENTS = 12
 """Up to this many clients have lines of their own."""
 MOST_WEIGHTS = 60
 """Up to this many clients have lines in a figure of the weights."""
-WEIGHT_FIGURES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +44,12 @@ class Figure:
 def draw_figures(report: Report) -> dict[str, list[Figure]]:
     """Return the figures by section."""
     methods, time = report.methods, [_draw_certificate(report.methods)]
-    weights = [_draw_weights(method, m) for m, method in enumerate(methods)]
+    weights = [_draw_weights(methods[report.lead], report.lead)]
     sections: dict[str, list[Figure | None]] = {"clients": [], "time": time, "weights": weights}
     if report.scale is not None:
-        sections["clients"].append(draw_distribution(report.told))
-        if report.several:
-            sections["clients"].append(draw_frontier(report.told))
+        sections["clients"].append(draw_distribution(report.told, report.listed))
         sections["time"] = [*_draw_convergence(methods, report.scale), *time]
-    drawn = {name: [f for f in figures if f is not None] for name, figures in sections.items()}
-    return drawn | {"weights": drawn["weights"][:WEIGHT_FIGURES]}
+    return {name: [f for f in figures if f is not None] for name, figures in sections.items()}
 
 
 def colour(i: int) -> str:
@@ -64,8 +60,8 @@ def colour(i: int) -> str:
 # -- clients --------------------------------------------------------------------------------------
 
 
-def draw_distribution(found: Sequence[Told]) -> Figure:
-    """One row of dots per method, one dot per client."""
+def draw_distribution(found: Sequence[Told], listed: Index) -> Figure:
+    """One row of dots per method, one dot per client; those in ``listed`` are named on hover."""
     scale, clients = found[0].scale, len(found[0].method.clients)
     step, top = (46.0 if clients <= 40 else 150.0 if len(found) == 1 else 62.0), 10.0
     height = top + step * len(found) + svg.BOTTOM
@@ -77,7 +73,7 @@ def draw_distribution(found: Sequence[Told]) -> Figure:
     for m, told in enumerate(found):
         base, average = top + step * m, told.level("average_by_client")
         plot.text(x.start, base + 12, told.method.name, class_="name")
-        _draw_dots(plot, told, m, most, base + step / 2 + 7, step - 20)
+        _draw_dots(plot, told, m, listed, most, base + step / 2 + 7, step - 20)
         if math.isfinite(average):
             place = x.at(average * scale.kind.factor)
             tip = f"{told.method.name}: average {scale.text(average)}"
@@ -94,7 +90,10 @@ def draw_distribution(found: Sequence[Told]) -> Figure:
     )
 
 
-def _draw_dots(plot: svg.Plot, told: Told, m: int, most: int, middle: float, room: float) -> None:
+def _draw_dots(
+    plot: svg.Plot, told: Told, m: int, listed: Index, most: int, middle: float, room: float
+) -> None:
+    place_of = {int(i): k for k, i in enumerate(listed)}
     kind, known = told.scale.kind, np.flatnonzero(np.isfinite(told.value))
     order = known[np.argsort(kind.sign * told.value[known], kind="stable")]  # the worst first
     order = order[svg.thinned(len(order), most)]
@@ -104,7 +103,8 @@ def _draw_dots(plot: svg.Plot, told: Told, m: int, most: int, middle: float, roo
     squeeze = min(1.0, max(1, int(room / gap)) / tallest)
     for i, (place, level) in zip(order, svg.swarm(xs.tolist(), gap, tallest), strict=True):
         y = middle + level * gap * squeeze
-        plot.circle(place, y, radius, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
+        known_as = {"data_m": m, "data_c": place_of[int(i)]} if int(i) in place_of else {}
+        plot.circle(place, y, radius, class_=f"dot {colour(m)}", **known_as)
         if i == told.worst:
             plot.circle(place, y, radius + 3, class_="ring")
 
@@ -198,7 +198,6 @@ class Series:
     """What the runs of a method have in common: evaluated rounds, and values (runs, k, clients)."""
 
     rounds: Index
-    bytes: Losses
     values: Losses
 
 
@@ -209,29 +208,24 @@ def collect_series(method: Method, scale: Scale) -> Series:
     for rounds, _ in found[1:]:
         common = np.intersect1d(common, rounds)
     common = common[svg.thinned(len(common))]
-    sent = np.mean([count_bytes(run, common) for run in method.runs], axis=0)
     values = [v[np.searchsorted(rounds, common)] for rounds, v in found]
-    return Series(common, sent, np.array(values))
+    return Series(common, np.array(values))
 
 
 def _draw_convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
     found = [collect_series(method, scale) for method in methods]
     if len(methods) == 1:
         return [_draw_method(methods[0], found[0], scale)]
-    rounds = [s.rounds.astype(np.float64) for s in found]
-    against = {"rounds": rounds, "bytes": [s.bytes for s in found]}
-    return [_draw_worst(methods, found, scale, what, xs) for what, xs in against.items()]
+    return [_draw_worst(methods, found, scale)]
 
 
-def _draw_worst(
-    methods: Sequence[Method], found: Sequence[Series], scale: Scale, what: str, xs: list[Losses]
-) -> Figure:
+def _draw_worst(methods: Sequence[Method], found: Sequence[Series], scale: Scale) -> Figure:
     """One line per method: its worst client, mean over seeds with their range."""
-    factor = scale.kind.factor
+    factor, xs = scale.kind.factor, [s.rounds for s in found]
     lines = [
         np.array([reduce_clients(v, scale, "worst") for v in s.values]) * factor for s in found
     ]
-    plot, words = _frame_course(xs, lines, scale, what), []
+    plot, words = _frame_course(xs, lines, scale), []
     for m, (method, x, line) in enumerate(zip(methods, xs, lines, strict=True)):
         if not len(x):
             continue
@@ -244,21 +238,17 @@ def _draw_worst(
     several = any(len(line) > 1 for line in lines)
     over = "; mean over seeds, shaded from the lowest to the highest seed" if several else ""
     return Figure(
-        key=f"worst-{what}",
-        title=f"Worst client against {what}",
+        key="worst-rounds",
+        title="Worst client against rounds",
         caption=f"{capital(scale.axis)}{over}.",
-        alt=f"Worst client's {scale.label} against {what}. {' '.join(words)}",
+        alt=f"Worst client's {scale.label} against rounds. {' '.join(words)}",
         plot=plot,
         legend=range(len(methods)),
     )
 
 
 def _frame_course(
-    xs: Sequence[Losses | Index],
-    lines: Sequence[Losses],
-    scale: Scale,
-    what: str,
-    right: float = svg.RIGHT,
+    xs: Sequence[Index], lines: Sequence[Losses], scale: Scale, right: float = svg.RIGHT
 ) -> svg.Plot:
     end = max((float(x[-1]) for x in xs if len(x)), default=1.0)
     # Without the first tenth of the evaluations, where the model knows nothing yet.
@@ -268,9 +258,7 @@ def _frame_course(
     ]
     low, high = svg.limits(*settled)
     up = max(low, 0.0), min(high, 100.0 if scale.kind.is_fraction else math.inf)
-    write = bytes_text if what == "bytes" else "{:,.0f}".format
-    label = "bytes sent and received by all clients" if what == "bytes" else what
-    plot = svg.frame((0, end or 1.0), up, x_label=label, write_x=write, right=right)
+    plot = svg.frame((0, end or 1.0), up, x_label="rounds", write_x="{:,.0f}".format, right=right)
     plot.clip = True
     return plot
 
@@ -281,7 +269,7 @@ def _draw_method(method: Method, s: Series, scale: Scale) -> Figure:
     values = s.values.mean(axis=0) * factor
     known = values[:, ~np.isnan(values).any(axis=0)]
     worst, average = (reduce_clients(values, scale, of) for of in ("worst", "average"))
-    plot = _frame_course([s.rounds], [known.T], scale, "rounds", right=64.0)
+    plot = _frame_course([s.rounds], [known.T], scale, right=64.0)
     many = known.shape[1] > FEW_CLIENTS
     if many:
         higher = {"higher_is_better": scale.higher_is_better}

@@ -37,6 +37,9 @@ from equifed.training.files import Damaged
 from equifed.training.history import History
 from equifed.training.tables import OWN
 
+MOST_LISTED = 1000
+"""Of more clients, the page lists those that are served worst; all are in the JSON beside it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
@@ -145,6 +148,7 @@ class Report:
     told: tuple[Told, ...] = ()  # one for every method; none where nothing was evaluated
     problems: tuple[str, ...] = ()
     root: Path | None = None  # where the names of folders begin
+    chosen: int | None = None  # the method that was chosen on validation rows
 
     @property
     def several(self) -> bool:
@@ -200,12 +204,31 @@ class Report:
 
     @functools.cached_property
     def lead(self) -> int:
-        """The method of the headline: the one whose worst client is served best."""
-        if self.scale is None:
-            return 0
-        worst = self.scale.kind.sign * np.array([told.level("worst") for told in self.told])
-        others = [i for i in range(len(worst)) if i != self.baseline] or [self.baseline]
-        return max(others, key=lambda i: np.nan_to_num(worst[i], nan=-math.inf))
+        """The method of the headline: the chosen one, else whose worst-served fifth does best.
+
+        The baseline counts, and goes before those that serve the fifth as well.
+        """
+        if self.chosen is not None or self.scale is None:
+            return self.chosen or 0
+        found = self.scale.kind.sign * np.array([t.level("worst_20_percent") for t in self.told])
+        served = np.nan_to_num(found, nan=-math.inf, neginf=-math.inf)
+        return max(range(len(served)), key=lambda m: (served[m], m == self.baseline))
+
+    @functools.cached_property
+    def tied(self) -> list[str]:
+        """Names of the methods whose worst-served fifth reads the same as the headline's."""
+        levels = [self.shown.text(told.level("worst_20_percent")) for told in self.told]
+        pairs = zip(self.methods, levels, strict=True)
+        return [method.name for method, level in pairs if level == levels[self.lead]]
+
+    @functools.cached_property
+    def listed(self) -> Index:
+        """The clients in the page's table: all, or of very many those that are served worst."""
+        count = len(self.methods[0].clients)
+        if count <= MOST_LISTED or self.scale is None:
+            return np.arange(count)
+        order = np.argsort(self.scale.kind.sign * self.told[self.lead].value, kind="stable")
+        return np.sort(order[:MOST_LISTED])
 
 
 def build(
@@ -216,20 +239,24 @@ def build(
     target: float | None = None,
     problems: Sequence[str] = (),
     root: Path | None = None,
+    chosen: str | None = None,
 ) -> Report:
     """Measure methods; the first one is the baseline unless another is named.
 
+    ``chosen`` names the method that was chosen on validation rows: the page is about it.
     ``target`` is the worst client's value to reach; by default its final one under the baseline.
     """
     names = [method.name for method in methods]
-    if baseline is not None and baseline not in names:
-        raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")
+    for name in (baseline, chosen):
+        if name is not None and name not in names:
+            raise ReportError(f"there is no method {name!r}; choose from {', '.join(names)}")
     base = 0 if baseline is None else names.index(baseline)
-    chosen = (run.main_metric() for method in methods for run in method.runs)
-    scale = next((Scale(*found) for found in chosen if found is not None), None)
+    evaluated = (run.main_metric() for method in methods for run in method.runs)
+    scale = next((Scale(*found) for found in evaluated if found is not None), None)
     title = title or _choose_title(methods)
+    rest = (tuple(problems), root, None if chosen is None else names.index(chosen))
     if scale is None:
-        return Report(title, methods, base, problems=tuple(problems), root=root)
+        return Report(title, methods, base, None, None, (), (), *rest)
     if target is None and len(methods) > 1:
         target = choose_target(methods[base], scale)
     told = [
@@ -237,7 +264,7 @@ def build(
         for m, method in enumerate(methods)
     ]
     measures = list_measures(scale, target)
-    return Report(title, methods, base, scale, target, measures, tuple(told), tuple(problems), root)
+    return Report(title, methods, base, scale, target, measures, tuple(told), *rest)
 
 
 def _choose_title(methods: Sequence[Method]) -> str:

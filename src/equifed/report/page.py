@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from equifed.metrics import find_metric
 from equifed.report import svg, tables, text
-from equifed.report.charts import colour, draw_figures, draw_frontier, find_frontier
+from equifed.report.charts import colour, draw_figures, draw_frontier
 from equifed.report.document import Report, build, describe_own_part, find_note
 from equifed.report.methods import TIMES, as_methods, capital, join_names, plural
 from equifed.report.numbers import LABELS
@@ -32,8 +32,6 @@ SLUG = 40
 """Characters of a name in a path."""
 SUMMARY = ("average_by_client", "worst", "worst_20_percent", "best_20_percent", "spread")
 """What a participant hears of the others."""
-POINT = (*SUMMARY, "gini")
-"""What the page of a sweep shows of every setting."""
 EVENTS = ("event", "method", "seed", "round", "client", "reason", "time")
 NO_TABLE: dict[str, list[str]] = {"clients": [], "methods": []}
 """What a page without a table of clients tells its script."""
@@ -65,7 +63,7 @@ def write_report(
     path.parent.mkdir(parents=True, exist_ok=True)
     # In one step: a browser may load it at any moment.
     write_file(path, render(report, refresh).encode())
-    numbers = json.dumps(tables.as_json(report), indent=1, allow_nan=False, default=str)
+    numbers = json.dumps(tables.as_json(report), allow_nan=False, default=str)
     write_file(path.with_suffix(".json"), f"{numbers}\n".encode())
     if per_client:
         write_participants(report, path.with_name(path.stem + "-clients"))
@@ -120,8 +118,7 @@ def render(report: Report, refresh: float | None = None) -> str:
     lead, scale, parts = report.methods[report.lead], report.scale, {}
     if scale is not None:
         parts = {
-            "comparison": tables.tabulate_comparison(report),
-            "evidence": _describe_differences(report),
+            "candidates": tables.tabulate_candidates(report),
             "further": tables.summarise_further(lead, scale),
             "own": [
                 f"{method.name}: {sentence}" if report.several else sentence
@@ -148,14 +145,6 @@ def render(report: Report, refresh: float | None = None) -> str:
         **parts,
         **load_script(),
     )  # fmt: skip
-
-
-def _describe_differences(report: Report) -> str:
-    """Say what the limits of the differences allow for."""
-    found = report.told[report.lead].estimates.get("worst")
-    if found is None or found.difference is None:
-        return ""
-    return text.describe_evidence(found.difference, report.shown).replace(" that agree", "")
 
 
 def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
@@ -209,31 +198,8 @@ def render_participant(report: Report, i: int) -> str:
 
 
 def frontier_svg(report: Report, colours: Sequence[int]) -> str:
-    """Return the frontier of a sweep as an SVG file that needs no page around it."""
+    """Return average against worst client as an SVG file that needs no page around it."""
     return svg.standalone(draw_frontier(report.told, colours).drawing)
-
-
-def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:
-    """Return the page of a sweep: the frontier, the points, and what was run."""
-    seeds, marks = max(len(m.runs) for m in report.methods), find_frontier(report.told)
-    names = [method.name for method in report.methods]
-    measures = [m for m in report.measures if m.key in POINT]
-    rows = [
-        [name, *(tables.format_cell(told, m, True) for m in measures), "●" if mark else "○"]
-        for name, told, mark in zip(names, report.told, marks, strict=True)
-    ]
-    heads = ("Setting", *(m.label for m in measures), "Not dominated")
-    return load_templates().get_template("frontier.html").render(
-        report=report,
-        sentence=text.describe_frontier(names, marks, seeds),
-        figure=draw_frontier(report.told, colours),
-        points=tables.make_table(heads, rows),
-        table=table,
-        runs=tables.collect_facts(report, report.methods[:1]),
-        palette=range(8),
-        data=NO_TABLE,
-        **load_script(),
-    )  # fmt: skip
 
 
 # -- the model card -------------------------------------------------------------------------------

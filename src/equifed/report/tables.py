@@ -23,15 +23,16 @@ from equifed.report.document import (
     write_limits,
 )
 from equifed.report.methods import Method, Scale, add_sign, capital, is_finite
-from equifed.report.numbers import COSTS, Measure, Measured, choose_format
+from equifed.report.numbers import Measure, Measured, choose_format
 from equifed.report.text import find_date, write_headline
+from equifed.report.verdict import tabulate_alone
 from equifed.training.folder import is_complete
 
 Cell = dict[str, str]
 COLUMNS = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
 """Per-client numbers in JSON."""
-SINGLE = ("worst", *COSTS)
-"""Rows of the comparison when there is one client only."""
+RARE = 0.2
+"""Accuracy says little where a class has less than this share of the samples."""
 ASIDE = {
     "average_by_client": ("majority_class", "majority class"),
     "worst_20_percent": ("chance_floor", "by chance alone"),
@@ -61,25 +62,57 @@ def list_comparison(report: Report) -> list[dict[str, Any]]:
     """Return the comparison: one row per measure, one cell per method."""
     rows = []
     for measure in report.measures:
-        name, words = ASIDE.get(measure.key, ("", ""))
-        cells = []
-        for m, told in enumerate(report.told):
-            cell = format_cell(told, measure, m == report.baseline)
-            if name in told.beside:
-                cell["aside"] = f"{words} {told.scale.text(told.beside[name])}"
-            cells.append(cell)
+        cells = [_beside(told, measure, m == report.baseline) for m, told in enumerate(report.told)]
         label = "The client" if report.single and measure.key == "worst" else measure.label
         rows.append({"key": measure.key, "label": label, "cells": cells})
     return rows
 
 
-def tabulate_comparison(report: Report) -> dict[str, Any]:
-    """Return the comparison as the page shows it."""
-    base = report.baseline if report.several else None
-    names = enumerate(method.name for method in report.methods)
-    cells = [make_cell(name, "baseline" * (m == base)) for m, name in names]
-    rows = [r for r in list_comparison(report) if not report.single or r["key"] in SINGLE]
-    return make_table(["Measure", *cells], [[row["label"], *row["cells"]] for row in rows])
+def tabulate_candidates(report: Report) -> dict[str, Any]:
+    """Return one row per method: whom it serves how well, who is better off alone, the cost."""
+    small = int(np.isfinite(report.told[report.lead].value).sum()) <= 5  # the fifth is one client
+    left = {"best_20_percent", "spread", "gini", "worst_20_percent" if small else ""}
+    left |= {"average_by_client"} if report.single else set()
+    shown = [m for m in report.measures if m.key not in left and "target" not in m.key]
+    further = [_further_cells(told) for told in report.told]
+    alone = [tabulate_alone(t.method.history, t.scale) for t in report.told]
+    rows: list[list[str | Cell]] = []
+    for m, told in enumerate(report.told):
+        marks = {"chosen": m == report.chosen, "baseline": report.several and m == report.baseline}
+        name = make_cell(told.method.name, ", ".join(k for k, is_so in marks.items() if is_so))
+        cells = [_beside(told, measure, m == report.baseline) for measure in shown]
+        rows.append([name, *cells[:-2], *further[m].values(), *cells[-2:]])
+        if any(alone):
+            found = alone[m]
+            rows[-1].insert(
+                -2, DASH if found is None else f"{len(found.sure)} of {len(found.some)}"
+            )
+    labels = ["The client" if report.single and s.key == "worst" else s.label for s in shown]
+    more = ["Better off alone"] if any(alone) else []
+    heads = ["Method", *labels[:-2], *further[report.lead], *more, *labels[-2:]]
+    return make_table(heads, rows)
+
+
+def _further_cells(told: Told) -> dict[str, str]:
+    """Return the mean AUROC where a class has less than 20 % of the samples."""
+    details = told.method.details(told.scale)
+    shares = np.array([math.nan]) if details is None else details.majorities()
+    known = np.isfinite(shares)
+    if not known.any() or np.average(shares[known], weights=told.sizes[known]) <= 1 - RARE:
+        return {}
+    found = {kind.name: (kind, r) for kind, r in told.method.further(told.scale)}
+    if "auroc" not in found:
+        return {}
+    kind, record = found["auroc"]
+    return {capital(kind.label): kind.write(float(np.nanmean(record.values)))}
+
+
+def _beside(told: Told, measure: Measure, baseline: bool) -> Cell:
+    """Return a cell with what its number has to be held against."""
+    cell, (name, words) = format_cell(told, measure, baseline), ASIDE.get(measure.key, ("", ""))
+    if name in told.beside:
+        cell["aside"] = f"{words} {told.scale.text(told.beside[name])}"
+    return cell
 
 
 def format_cell(told: Told, measure: Measure, baseline: bool = False) -> Cell:
@@ -150,19 +183,19 @@ def summarise_further(method: Method, scale: Scale) -> dict[str, Any]:
 
 def pack_clients(report: Report) -> dict[str, Any]:
     """Return what the page's script needs for the table of clients and for the names on hover."""
-    methods = []
+    methods, listed = [], report.listed.tolist()
     for told, columns in zip(report.told, report.columns, strict=True):
         packed = {
             c.key: {
-                "value": [to_json_number(v) for v in c.values],
-                "text": c.texts,
-                "notes": c.notes if any(c.notes) else [],
+                "value": [to_json_number(c.values[i]) for i in listed],
+                "text": [c.texts[i] for i in listed],
+                "notes": [c.notes[i] for i in listed] if any(c.notes) else [],
             }
             for c in columns
         }
         methods.append({"name": told.method.name, "columns": packed})
     higher = report.scale is None or report.scale.higher_is_better
-    names = list(report.methods[0].clients)
+    names = [report.methods[0].clients[i] for i in listed]
     return {"clients": names, "keys": list(report.heads), "higher": higher, "methods": methods}
 
 
@@ -175,8 +208,12 @@ def write_clients_csv(report: Report) -> str:
         known = {c.key: c.values for c in columns}
         nothing = np.full(len(told.value), math.nan)
         every = [told.value, told.lower, told.upper, *(known.get(key, nothing) for key in keys)]
-        numbers = zip(told.method.clients, *(column.tolist() for column in every), strict=True)
-        rows += [[told.method.name, *row] for row in numbers]
+        names, listed = told.method.clients, report.listed
+        numbers = zip(*(column[listed].tolist() for column in every), strict=True)
+        rows += [
+            [told.method.name, names[i], *row]
+            for i, row in zip(listed.tolist(), numbers, strict=True)
+        ]
     return csv_text(["method", "client", shown, "lower_95", "upper_95", *keys], rows)
 
 

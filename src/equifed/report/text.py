@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from equifed.metrics import Interval
 from equifed.report.document import Report, Told, describe_own_part, find_note
 from equifed.report.methods import (
-    TIMES,
     Method,
     Scale,
     capital,
@@ -20,6 +18,7 @@ from equifed.report.methods import (
     plural,
 )
 from equifed.report.numbers import Difference
+from equifed.report.verdict import name_clients
 from equifed.training.events import find_warnings
 from equifed.training.history import History
 
@@ -29,50 +28,138 @@ REFUSALS = {
     "watch": "{} stood out beside the others, and nothing was changed (runs in brackets)",
 }
 """What events about a client mean, by their kind."""
+HEADLINE = ("worst_20_percent", "average_by_client")
+"""Measures of the first sentence."""
+ALIKE = 0.01
+"""Losses this near to that of equal probabilities belong to a model that has learned nothing."""
 GLOSSARY = {
-    "Accuracy": "fraction of a client's samples that are answered correctly.",
-    "Alone": "the client's result with its own model, trained on its own samples only.",
+    "Alone": "with a model of the client's own, trained on its own samples.",
     "AUROC": "how often a positive sample is ranked before a negative one; 0.5 is guessing.",
-    "Calibration error": "mean distance between the probability that the model gives its answer "
-    "and how often such answers are right.",
-    "Chance floor": "average of the worst-served fifth if all clients were served equally well, "
-    "low only because they have few samples; in the tables: by chance alone.",
-    "Gini coefficient": "how unequal the clients' values are; 0 is equality.",
-    "Interval": "95 of 100 such intervals contain the true value.",
-    "Loss": "what training minimises, per sample; lower is better.",
+    "Calibration error": "mean distance of stated probabilities from how often they are right.",
     "Majority class": "accuracy of always answering the client's most frequent class.",
-    "MSE": "mean squared error of predicted values, in squared units of the target.",
-    "Own part": "parameters that every client keeps for itself, beside the shared ones.",
-    "Underserved": "served worse than the other clients by more than chance explains.",
-    "Weight": "how much a client's loss counts in a round; equal weights are 1 / clients.",
+    "Own part": "parameters that every client keeps for itself.",
+    "Weight": "how much a client's loss counted in the last round.",
     "Without own part": "the shared model with the mean of all own parts, as a new client gets it.",
-    "Worst-served 20 %": "mean over the fifth of the clients, rounded up, with the worst values.",
 }
 """What the words of a report mean."""
-ALWAYS = ("Interval", "Loss", "Underserved", "Weight")
-"""Words that every page uses."""
 
 
 # -- the top of a page ----------------------------------------------------------------------------
 
 
 def write_headline(report: Report) -> dict[str, Any]:
-    """Return the first words of the report."""
+    """Return the first words of the report: one sentence of result, one of advice, warnings."""
     warnings = [*_describe_events(report.methods), *describe_warnings(report.methods)]
     if report.scale is None:
         unknown = "No evaluation was recorded, so nothing is known about the clients."
-        return {"verdict": "", "sentences": [unknown], "chance": "", "warnings": warnings}
-    told, verdict, sentences, who = report.told[report.lead], report.verdict.sentence, [], ""
-    if report.several:
-        sentences.append(_describe_cost(told, report.methods[report.baseline]))
-        who = f"Under {told.method.name}, "
-        # After a comma articles begin small, names stay.
-        small = verdict.partition(" ")[0] in ("The", "There", "No")
-        verdict = verdict and who + (verdict[:1].lower() + verdict[1:] if small else verdict)
-    sentences.append(who + _describe_worst(told))
-    warnings += report.problems
-    chance = _describe_chance(told)
-    return {"verdict": verdict, "sentences": sentences, "chance": chance, "warnings": warnings}
+        said = {"result": unknown, "advice": "", "verdict": "", "evidence": "", "chance": ""}
+        return {**said, "warnings": warnings}
+    told = report.told[report.lead]
+    remarks = [remark for one in report.told for remark in _list_remarks(one)]
+    return {
+        "result": _describe_gain(report) if report.several else _describe_worst(told),
+        "advice": _advise(report),
+        "verdict": report.verdict.sentence,
+        "evidence": _describe_evidence(report),
+        "chance": _describe_chance(told),
+        "warnings": [*warnings, *remarks, *report.problems],
+    }
+
+
+def _describe_gain(report: Report) -> str:
+    """Say what the headline's method is worth against the baseline, to whom."""
+    told, scale, base = report.told[report.lead], report.shown, report.methods[report.baseline].name
+    n = int(np.isfinite(told.value).sum())
+    whom = "the only client" if n == 1 else f"the worst-served {name_fifth(n)}of {n:,} clients"
+    level, average = (scale.text(told.level(k)) for k in ("worst_20_percent", "average_by_client"))
+    mean = "" if n == 1 else f"; the average is {average}"
+    if len(report.tied) > 1 and (report.lead == report.baseline or base in report.tied):
+        names = join_names(report.tied)
+        return f"{names} serve {whom} equally well: {level} {scale.label}{mean}."
+    if report.lead == report.baseline:
+        chosen = "was chosen" if report.chosen is not None else "serves best"
+        return f"{base}, the baseline, {chosen}: {whom} has {level} {scale.label}{mean}."
+    found = [told.estimates[k].difference if k in told.estimates else None for k in HEADLINE]
+    low, mid = found
+    if low is None or mid is None:
+        return f"{told.method.name} and {base} have no seeds in common to compare."
+    sure = is_finite(low.interval) and not low.interval.lower <= 0 <= low.interval.upper
+    better = (low.interval.estimate > 0) == scale.higher_is_better
+    verdict = ("helps" if better else "serves worse") if sure else "makes no measurable difference"
+    mean = f"; the average from {scale.text(mid.before)} to {scale.text(mid.after)}"
+    return (
+        f"{told.method.name} {verdict} against {base}: {scale.label} of {whom} goes from "
+        f"{scale.text(low.before)} to {scale.text(low.after)}, {_write_change(low, scale)}"
+        f"{'' if n == 1 else mean}."
+    )
+
+
+def name_fifth(count: int) -> str:
+    """Return "fifth " where a fifth of the clients is more than one."""
+    return "fifth " if count > 5 else ""
+
+
+def _write_change(found: Difference, scale: Scale) -> str:
+    change, interval = scale.change(found.interval.estimate), found.interval
+    if not is_finite(interval):
+        return f"{change} (with no interval: see below)"
+    return (
+        f"{change} (95 % interval {scale.signed(interval.lower)} to {scale.signed(interval.upper)})"
+    )
+
+
+def _advise(report: Report) -> str:
+    """Return what to do, in one sentence."""
+    verdict, name, base = (
+        report.verdict,
+        *(report.methods[m].name for m in (report.lead, report.baseline)),
+    )
+    if verdict.all_alone:
+        return f"Train a model per client: {verdict.together}."
+    keep = ""
+    if verdict.better_alone:
+        who = name_clients(verdict.better_alone, report.methods[0].clients)
+        keep = f"; {who} would do better with a model of {'its' if ' ' not in who else 'their'} own"
+    if not report.several:
+        return _advise_alone(report, keep)
+    if report.chosen is not None:
+        return f"Use {name}, which was chosen on validation samples{keep}."
+    if name == base or (len(report.tied) > 1 and base in report.tied):
+        return f"Use {base}: no other method serves the worst-served better{keep}."
+    found = report.told[report.lead].estimates["worst_20_percent"].difference
+    if found is None or not is_finite(found.interval):
+        return f"Use {name} if more seeds or test samples confirm it{keep}."
+    if found.interval.lower <= 0 <= found.interval.upper:
+        return f"Use {base} or {name}: the difference may be chance{keep}."
+    return f"Use {name}{keep}."
+
+
+def _advise_alone(report: Report, keep: str) -> str:
+    """Return what to do after a run that is compared with nothing."""
+    if report.verdict.equal:
+        return f"Keep this model: no client is measurably served worse than the others{keep}."
+    if report.verdict.equal is None:
+        return capital(keep[2:]) + "." if keep else ""
+    return f"Try a fair objective or an own part: the clients are not served alike{keep}."
+
+
+def _list_remarks(told: Told) -> Iterator[str]:
+    """Yield what a reader should know about the worst client and about the model as a whole."""
+    name, i, n = told.method.name, told.worst, len(told.value)
+    if i is not None and n > 1 and told.weight[i] <= 1e-6 / n:
+        yield (
+            f"{name}: {told.method.clients[i]} is served worst on {told.scale.split} samples and "
+            "has weight 0: the objective does not see it, because its training loss is low."
+        )
+    details = told.method.details(told.scale)
+    known = () if details is None else details.clients
+    classes = max((c.classes or 0 for c in known if c is not None), default=0)
+    losses = told.loss[np.isfinite(told.loss)]
+    if classes > 1 and losses.size and np.abs(losses / math.log(classes) - 1).max() < ALIKE:
+        yield (
+            f"{name}: the model gives all {classes} classes nearly the same probability for every "
+            "client, as one that has learned nothing does; weigh the worst-off less (a larger rho)."
+        )
 
 
 def find_date(methods: Sequence[Method]) -> str:
@@ -177,63 +264,29 @@ def _list_warnings(history: History) -> list[str]:
 # -- differences between methods ------------------------------------------------------------------
 
 
-def _describe_cost(told: Told, baseline: Method) -> str:
-    """Say what the worst client gained, what the average paid and what was sent."""
-    scale, n, name = told.scale, len(told.method.clients), told.method.name
-    keys = ("worst", "average_by_client")
-    found = [told.estimates[key].difference if key in told.estimates else None for key in keys]
-    worst, average = found
-    if worst is None or average is None:
-        return f"{name} and {baseline.name} have no seeds in common to compare."
-    who, effect = f"Against {baseline.name}, {name}", describe_effect(worst.interval, scale)
-    if n == 1:
-        said = [f"{who} {effect.format(f'the {scale.label} of the only client')}."]
-    else:
-        mean = describe_effect(average.interval, scale).format("the average over clients")
-        worse = effect.format(f"the worst client's {scale.label}")
-        said = [f"{who} {worse} and {mean}."]
-    sent = told.estimates["bytes"].difference
-    if sent is not None and sent.before > 0:
-        said.append(f"It sent {sent.after / sent.before:.3g} {TIMES} the bytes.")
-    on = "" if n == 1 else f"on {plural(n, 'client')} "
-    one = "with one seed, which does not show how much it varies between seeds"
-    seeds = one if worst.pairs == 1 else f"over {worst.pairs} seeds"
-    return " ".join([*said, f"Measured {on}{seeds}{describe_evidence(worst, scale)}."])
-
-
-def describe_effect(difference: Interval, scale: Scale) -> str:
-    """Say what happened to a level of service, with {} in the place of its name."""
-    change = difference.estimate
-    if change == 0 and not is_finite(difference):
-        return "did not change {}"
-    verb, shown = ("raised" if change > 0 else "lowered"), scale.gap(abs(change))
-    if not is_finite(difference):
-        return f"{verb} {{}} by {shown}"
-    if difference.lower <= 0 <= difference.upper:
-        span = f"{scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
-        return f"did not measurably change {{}} ({scale.change(change)}, 95 % interval {span})"
-    ends = sorted([abs(difference.lower), abs(difference.upper)])
-    return f"{verb} {{}} by {shown} (95 % interval {' to '.join(map(scale.number, ends))})"
-
-
-def describe_evidence(difference: Difference, scale: Scale) -> str:
-    """Say what the intervals of a comparison allow for."""
-    agreed = " that agree" if difference.pairs > 1 and "seeds" not in difference.about else ""
-    if difference.about == "seeds":
+def _describe_evidence(report: Report) -> str:
+    """Say what the intervals of the differences to the baseline allow for."""
+    measured = [told.estimates.get("worst_20_percent") for told in report.told]
+    known = [m.difference for m in measured if m is not None and m.difference is not None]
+    if not known:
         return ""
-    if difference.about == "none":
+    found, scale = known[0], report.shown
+    seeds = "with one seed" if found.pairs == 1 else f"over {found.pairs} seeds"
+    if found.pairs > 1 and "seeds" not in found.about:
+        seeds += " that agree"
+    if found.about == "seeds":
+        return f"Differences were measured {seeds}."
+    if found.about == "none":
         why = "" if scale.kind.is_fraction else f": single {scale.metric} values are not recorded"
-        return f"{agreed}; nothing is known about other samples{why}"
-    what = "seeds and test samples" if "seeds" in difference.about else "test samples"
-    if difference.paired:
-        return f"{agreed}; intervals are for other {what}, paired sample by sample"
-    return (
-        f"{agreed}; intervals are for other {what}, and too wide rather than too narrow: the runs "
-        "did not record which samples they had in common and answered correctly"
-    )
+        return f"Differences were measured {seeds}; nothing is known about other samples{why}."
+    what = "seeds and test samples" if "seeds" in found.about else "test samples"
+    how = "paired sample by sample" if found.paired else (
+        "wide because the runs did not record which samples they share"
+    )  # fmt: skip
+    return f"Differences were measured {seeds}; intervals are for other {what}, {how}."
 
 
-# -- participants, own parts, sweeps, words -------------------------------------------------------
+# -- participants, own parts, words -------------------------------------------------------
 
 
 def describe_participant(told: Told, i: int) -> str:
@@ -279,23 +332,8 @@ def describe_own(method: Method, scale: Scale) -> list[str]:
     return out
 
 
-def describe_frontier(names: Sequence[str], marks: Sequence[bool], seeds: int) -> str:
-    """Say which settings of a sweep are not dominated."""
-    kept = [name for name, mark in zip(names, marks, strict=True) if mark]
-    words = "; ".join(kept[:6]) + ("; …" if len(kept) > 6 else "")
-    return (
-        f"Of {plural(len(names), 'setting')}, {len(kept)} {'is' if len(kept) == 1 else 'are'} not "
-        f"dominated (no other serves both the average and the worst client better): {words}. "
-        f"Measured with {plural(seeds, 'seed')}; differences between close points may be chance."
-    )
-
-
 def list_glossary(report: Report) -> list[tuple[str, str]]:
     """Return the words that a page uses, with their meanings."""
-    if report.scale is None:
-        return []
-    used = {column.label for told in report.told for column in told.columns}
-    used |= {*ALWAYS, capital(report.scale.kind.label), *(m.label for m in report.measures)}
-    used |= {"Chance floor"} if report.scale.kind.is_fraction else set()
+    used = set(report.heads.values())
     used |= {"Own part" for method in report.methods if find_note(method.history)}
     return [(word, text) for word, text in GLOSSARY.items() if word in used]

@@ -28,6 +28,8 @@ class Verdict:
     equal: bool | None = None  # None: nothing is said
     underserved: tuple[str, ...] = ()
     better_alone: tuple[str, ...] = ()  # whose own models are measured to be better
+    all_alone: bool | None = None  # whether clients as a whole are; None: not known
+    together: str = ""  # the same in words
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as the report's JSON has it."""
@@ -37,6 +39,7 @@ class Verdict:
             "equally_served": self.equal,
             "underserved": list(self.underserved),
             "better_alone": list(self.better_alone),
+            "all_better_alone": self.all_alone,
         }
 
 
@@ -51,7 +54,9 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     sentence = joined or found.sentence or capital(clause)  # a client's name stays as it is
     told = (*found.notes, *_compare_majority(method, scale), *notes)
     said = f"{sentence}." if sentence else ""
-    return Verdict(said, told, found.equal, found.underserved, names)
+    all_alone, together = compare_federation(history, scale)
+    notes = (*told, f"{capital(together)}.") if together else told
+    return Verdict(said, notes, found.equal, found.underserved, names, all_alone, together)
 
 
 def name_clients(names: tuple[str, ...], all_names: tuple[str, ...]) -> str:
@@ -82,7 +87,10 @@ def _say_who(found: EqualService, who: str, count: int, scale: Scale) -> str:
     if found.pooled == 1:
         return f"There is no spread: every {scale.split} sample is answered correctly"
     if found.equal:
-        return f"The spread is what chance explains at these numbers of {scale.split} samples"
+        return (
+            "One shared model serves all clients alike: the spread is what chance explains at "
+            f"these numbers of {scale.split} samples"
+        )
     if found.low_fifth:
         gap = scale.gap(found.floor - found.worst)
         if found.count == 1:
@@ -100,12 +108,11 @@ def _say_who(found: EqualService, who: str, count: int, scale: Scale) -> str:
 
 def _describe_floor(found: EqualService, count: int, scale: Scale) -> str:
     few, have = (f"{found.count} ", "have") if found.count > 1 else ("", "has")
-    p = "below 0.001" if found.p_value < 0.001 else f"= {found.p_value:.2g}"
     return (
         f"The worst-served {few}of {count} clients {have} {scale.text(found.worst)}. If every "
         f"client's true accuracy were {scale.text(found.pooled)}, it would still be about "
         f"{scale.text(found.floor)} ({scale.span(*found.usual)} in 95 of 100 cases), because "
-        f"{scale.split} samples are few (test of equal service: p {p})."
+        f"{scale.split} samples are few (test of equal service: p {write_p(found.p_value)})."
     )
 
 
@@ -223,6 +230,30 @@ def _correct(chances: Losses, some: Any) -> tuple[int, ...]:
             break
         out.append(int(i))
     return tuple(sorted(out))
+
+
+def compare_federation(history: History, scale: Scale) -> tuple[bool | None, str]:
+    """Tell whether clients as a whole are better off alone: Student's test, paired over clients."""
+    from scipy.stats import ttest_1samp
+
+    found = tabulate_alone(history, scale)
+    if found is None or len(found.some) < 3:
+        return None, ""
+    gains = scale.kind.sign * found.gains[found.some, 0]
+    if np.ptp(gains) == 0:
+        return None, ""
+    mean, p = float(gains.mean()), float(ttest_1samp(gains, 0.0).pvalue)
+    of = f"mean over {plural(len(gains), 'client')}; paired test, p {write_p(p)}"
+    much = scale.gap(abs(mean))
+    if p > 2 * LEVEL:
+        return False, f"clients as a whole are not measurably better off alone or together ({of})"
+    side = "alone" if mean > 0 else "together than alone"
+    return mean > 0, f"clients as a whole are better off {side}, by {much} ({of})"
+
+
+def write_p(p: float) -> str:
+    """Write the probability of a test."""
+    return "below 0.001" if p < 0.001 else f"= {p:.2g}"
 
 
 def compare_alone(history: History, scale: Scale) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
