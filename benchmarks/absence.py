@@ -98,7 +98,9 @@ CASES: dict[str, Case] = {
     "afl, one step": Case(AFL(LocalSGD(lr=0.02, steps=1)), lambda sizes: WorstCase()),
     "drfa": Case(DRFA(WORK), lambda sizes: WorstCase(), swings=True),
     "drfa, chi-square": Case(
-        DRFA(WORK, 0.02, ChiSquare(0.1)), lambda sizes: ChiSquare(0.1), swings=True
+        DRFA(WORK, 0.02, ChiSquare(0.1, scale=1.0)),
+        lambda sizes: ChiSquare(0.1, scale=1.0),
+        swings=True,
     ),
     "feddyn": Case(FedDyn(WORK), lambda sizes: Average()),
     "drdm": Case(DRDM(WORK), lambda sizes: WorstCase(), swings=True),
@@ -107,16 +109,28 @@ CASES: dict[str, Case] = {
     "q-fedsgd": Case(qfedsgd(), lambda sizes: QFair(0.2)),
     "delta-fl": Case(DeltaFL(WORK), lambda sizes: HeterogeneousCVaR(0.5, sizes), swings=True),
     "agnostic-fedavg": Case(AgnosticFedAvg(WORK), lambda sizes: WorstCase()),
-    "tilted-erm": Case(tilted_erm(WORK), lambda sizes: Tilted(1.0), swings=True),
-    "reweighted": Case(Reweighted(Tilted(0.5), WORK), lambda sizes: Tilted(0.5)),
-    "propfair": Case(propfair(100.0, local=WORK), lambda sizes: Proportional(100.0, 0.2)),
-    "fedeba": Case(FedEBA(WORK), lambda sizes: Tilted(1.0), swings=True),
-    "semi-vred": Case(semi_vred(0.05, WORK), lambda sizes: SemiVariance(0.05)),
+    "tilted-erm": Case(
+        tilted_erm(WORK, scale=1.0), lambda sizes: Tilted(1.0, scale=1.0), swings=True
+    ),
+    "reweighted": Case(
+        Reweighted(Tilted(0.5, scale=1.0), WORK), lambda sizes: Tilted(0.5, scale=1.0)
+    ),
+    "propfair": Case(
+        propfair(100.0, local=WORK, scale=1.0), lambda sizes: Proportional(100.0, 0.2, scale=1.0)
+    ),
+    "fedeba": Case(FedEBA(WORK, scale=1.0), lambda sizes: Tilted(1.0, scale=1.0), swings=True),
+    "semi-vred": Case(
+        semi_vred(0.05, WORK, scale=1.0), lambda sizes: SemiVariance(0.05, scale=1.0)
+    ),
     "scaff-pd, worst case": Case(ScaffPD(WorstCase()), lambda sizes: WorstCase()),
     "scaff-pd, CVaR": Case(ScaffPD(CVaR(0.5)), lambda sizes: CVaR(0.5)),
-    "scaff-pd, chi-square": Case(ScaffPD(ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
+    "scaff-pd, chi-square": Case(
+        ScaffPD(ChiSquare(0.1, scale=1.0)), lambda sizes: ChiSquare(0.1, scale=1.0)
+    ),
     "fair-newton, worst case": Case(FairNewton(WorstCase()), lambda sizes: WorstCase()),
-    "fair-newton, chi-square": Case(FairNewton(ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
+    "fair-newton, chi-square": Case(
+        FairNewton(ChiSquare(0.1, scale=1.0)), lambda sizes: ChiSquare(0.1, scale=1.0)
+    ),
     "scaff-pd-ia": Case(ScaffPDIA(0.2), lambda sizes: RelativeFairness(0.2)),
 }
 """Every algorithm that minimises something; step sizes of those without a rule are measured."""

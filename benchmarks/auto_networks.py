@@ -72,7 +72,7 @@ def main() -> None:
     for name in EMBEDDED:
         federation = load(name)
         for model in ("logistic", "mlp"):
-            for objective in (WorstCase(), ChiSquare(0.1), signed):
+            for objective in (WorstCase(), ChiSquare(0.1, scale=1.0), signed):
                 for batch in (None, 10):
                     text = run(federation, model, objective, arguments.rounds, batch, batch)
                     about = f"{name} {model} {type(objective).__name__} batch {batch}"
@@ -80,7 +80,7 @@ def main() -> None:
     division = Dirichlet(10, 0.5)
     for name, model in (("mnist", "mlp"), ("cifar10", "cnn")):
         federation = load(name, partition=division, samples=arguments.samples)
-        for objective in (WorstCase(), ChiSquare(0.1), signed):
+        for objective in (WorstCase(), ChiSquare(0.1, scale=1.0), signed):
             for batch, gradient_batch_size in ((None, None), (50, None), (50, 100)):
                 text = run(
                     federation, model, objective, arguments.rounds, batch, gradient_batch_size,

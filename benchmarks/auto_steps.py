@@ -47,8 +47,14 @@ def scaled(objective: SaddleObjective, **options: Any) -> Scaled:
     return Scaled(ScaffPD(objective, **options))
 
 
+def uncorrelated(objective: SaddleObjective, **options: Any) -> Scaled:
+    """SCAFF-PD in coordinates of uncorrelated columns."""
+    return Scaled(ScaffPD(objective, **options), "uncorrelated")
+
+
 METHODS: dict[str, Callable[..., Any]] = {
-    "ScaffPD": ScaffPD, "Scaled": scaled, "Accelerated": accelerated, "FairNewton": FairNewton
+    "ScaffPD": ScaffPD, "Scaled": scaled, "Uncorrelated": uncorrelated,
+    "Accelerated": accelerated, "FairNewton": FairNewton
 }  # fmt: skip
 
 
@@ -187,7 +193,10 @@ def hard_families(rounds: int = 100) -> None:
     print(f"\nhard families: gap to the optimum after {rounds} rounds, and rounds to 1e-3")
     print(f"{'family':25} {'objective':11}" + "".join(f"{name:>20}" for name in HARD_METHODS))
     for k, name in enumerate(HARD):
-        problem, objective = hard_problem(name), (WorstCase(), CVaR(0.5), ChiSquare(0.1))[k % 3]
+        problem, objective = (
+            hard_problem(name),
+            (WorstCase(), CVaR(0.5), ChiSquare(0.1, scale=1.0))[k % 3],
+        )
         runs = {
             method: train(
                 METHODS[method](objective), problem.clients(), rounds=count, x=problem.start()
@@ -204,7 +213,7 @@ def hard_families(rounds: int = 100) -> None:
         print(f"{name:25} {type(objective).__name__:11}" + "".join(cells), flush=True)
 
 
-HARD_METHODS = {"ScaffPD": 300, "Scaled": 300, "FairNewton": 100}
+HARD_METHODS = {"ScaffPD": 300, "Scaled": 300, "Uncorrelated": 300, "FairNewton": 100}
 """Methods that are tried on hard families, and for how many rounds."""
 
 
@@ -258,8 +267,8 @@ def papers_regression() -> None:
     print("\nsynthetic regression of SCAFF-PD, mu = 0.1: squared distance after 60 and 150 rounds")
     problem = papers_problem()
     for rho in (0.01, 0.05, 0.1):
-        _, best = interior_point(problem, ChiSquare(rho))
-        distances = squared_distances(problem, ChiSquare(rho), best, 150)
+        _, best = interior_point(problem, ChiSquare(rho, scale=1.0))
+        distances = squared_distances(problem, ChiSquare(rho, scale=1.0), best, 150)
         below = np.flatnonzero(distances <= 1e-10)
         first = int(below[0]) if len(below) else None
         print(f"rho={rho:<5} {distances[60]:.1e} {distances[150]:.1e}  1e-10 in round {first}")
@@ -282,7 +291,7 @@ def against_drfa(rounds: int = 600) -> None:
     print(f"\nDRFA, all clients, full gradients, tau = 100, best of a grid over {rounds} rounds")
     problem = papers_problem()
     for rho in (0.01, 0.05, 0.1):
-        objective = ChiSquare(rho)
+        objective = ChiSquare(rho, scale=1.0)
         _, best = interior_point(problem, objective)
         tried = {
             (lr, gamma): drfa_distances(problem, objective, best, lr, gamma, rounds)

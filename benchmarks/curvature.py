@@ -90,7 +90,7 @@ FEATURES = ("tangent", "cifar10-frozen", "cifar10-tangent")
 """Problems whose loss is squared, as in SCAFF-PD's experiments."""
 
 OBJECTIVES: dict[str, Callable[[int], SaddleObjective]] = {
-    "chi-square": lambda n: ChiSquare(0.1),
+    "chi-square": lambda n: ChiSquare(0.1, scale=1.0),
     "CVaR": lambda n: CVaR(max(0.2, 1 / n)),
     "worst case": lambda n: WorstCase(),
 }

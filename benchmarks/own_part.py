@@ -91,7 +91,7 @@ def measure(data: ef.Federation, device: str, repeats: int, trained: bool = Fals
     draw = torch.Generator().manual_seed(0)
     x = (0.3 * torch.randn(shared.model.size, generator=draw)).to(device)
     if trained:
-        fair = ef.FairNewton(ef.objectives.ChiSquare(rho=0.1))
+        fair = ef.FairNewton(ef.objectives.ChiSquare(rho=0.1, scale=1.0))
         x = shared.flatten(ef.train(fair, shared, rounds=30, progress=False).parameters or {})
     u, n = x[: profile.model.size], len(data.names)
     everybody = np.full(n, 1 / n)

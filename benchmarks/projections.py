@@ -30,16 +30,18 @@ SYMMETRIC: dict[str, SaddleObjective] = {
     "worst case": WorstCase(),
     "CVaR 0.1": CVaR(0.1),
     "CVaR 0.5": CVaR(0.5),
-    "chi-square": ChiSquare(0.1),
-    "chi-square on CVaR 0.5": ChiSquare(0.1, CVaR(0.5)),
+    "chi-square": ChiSquare(0.1, scale=1.0),
+    "chi-square on CVaR 0.5": ChiSquare(0.1, CVaR(0.5), scale=1.0),
     "relative fairness, worst over best": RelativeFairness(0.3),
     "relative fairness, 20:20": RelativeFairness(0.2, CVaR(0.2), CVaR(0.2)),
-    "relative fairness, Palma + chi-square": RelativeFairness(0.3, CVaR(0.1), CVaR(0.4), rho=0.1),
+    "relative fairness, Palma + chi-square": RelativeFairness(
+        0.3, CVaR(0.1), CVaR(0.4), rho=0.1, scale=1.0
+    ),
 }
 OTHERS: dict[str, SaddleObjective] = {
     "heterogeneous CVaR 0.3": HeterogeneousCVaR(0.3),
-    "KL": KL(0.5),
-    "l1 distance": L1Distance(1e-3),
+    "KL": KL(0.5, scale=1.0),
+    "l1 distance": L1Distance(1e-3, scale=1.0),
 }
 SCALES = (1e-6, 1e-3, 1.0, 1e3)
 

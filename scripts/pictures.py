@@ -204,8 +204,8 @@ def frontier() -> str:
 
 
 def convergence() -> str:
-    """Draw the worst client against bytes sent."""
-    return draw_report_figure(_train_fashion(), "worst-bytes")
+    """Draw the worst client against rounds."""
+    return draw_report_figure(_train_fashion(), "worst-rounds")
 
 
 def certificate() -> str:

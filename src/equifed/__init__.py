@@ -21,7 +21,6 @@ _HOMES = {
     "alone": "runs.alone",
     "compare": "runs.comparison",
     "features": "models.features",
-    "frontier": "runs.frontier",
     "load": "datasets.registry",
     "load_predictor": "runs.load",
     "personalise": "runs.personalise",

@@ -178,7 +178,7 @@ def test_missing_and_malformed_files(tmp_path: Path, config: Any) -> None:
 
 def test_a_file_in_the_place_of_a_folder(tmp_path: Path, config: Any) -> None:
     path = config()
-    for words in (("run", path), ("compare", path), ("sweep", path, "--over", "rounds=1,2")):
+    for words in (("run", path), ("compare", path), ("compare", path, "--over", "rounds=1,2")):
         result = equifed(*words, "--out", path)
         assert result.exit_code == 2
         assert str(path) in result.stderr and "file" in result.stderr

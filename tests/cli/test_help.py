@@ -187,18 +187,15 @@ def test_json_of_a_run_and_of_its_resumption(config: Any, tmp_path: Path) -> Non
 VARIANTS = {"a": {"algorithm": {"participation": 1.0}}, "b": {"rounds": 2}}
 
 
-def test_json_of_a_comparison_and_a_sweep(config: Any, tmp_path: Path) -> None:
+def test_json_of_a_comparison(config: Any, tmp_path: Path) -> None:
     path, out = config(variants=VARIANTS), tmp_path / "c"
     found = json.loads(equifed("compare", path, "--seeds", 1, "--out", out, "--json").stdout)
     assert (found.pop("folder"), found.pop("problems")) == (str(out), [])
     assert found == json.loads((out / "comparison.json").read_text())
     quiet = equifed("compare", path, "--seeds", 1, "--out", out, "--quiet")
     assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "", "")
-    sweep = ("sweep", config(), "--over", "rounds=1,2", "--out", tmp_path / "s")
-    points = json.loads(equifed(*sweep, "--json").stdout)["points"]
-    assert [point["rounds"] for point in points] == ["1", "2"]
-    folders = sorted((tmp_path / "s" / "runs").glob("*/seed-0"))
-    worst = [min(History.load(folder).per_client().values()) for folder in folders]
-    assert [point["worst"] for point in points] == worst
-    shown = equifed(*sweep).stdout
+    over = ("compare", config(), "--over", "rounds=1,2", "--seeds", 1, "--out", tmp_path / "s")
+    points = json.loads(equifed(*over, "--json").stdout)["methods"]
+    assert [point["name"] for point in points] == ["rounds = 1", "rounds = 2"]
+    shown = equifed(*over).stdout
     assert "rounds = 1" in shown and "rounds = 2" in shown

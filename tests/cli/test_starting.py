@@ -69,11 +69,29 @@ def test_codes_are_named(tmp_path: Path) -> None:
     assert "if they are codes, list the column in categorical" in out.read_text()
     equifed("init", path, "--out", out, "--overwrite", "--categorical", "stage")
     named = RunConfig.read(out).data
-    assert named["prepare"]["categorical"] == ["stage", "ward"]
+    assert named["prepare"]["categorical"] == ["stage"]
     names = load_data(named).preparation.feature_names
     assert names == ("x", "stage=1", "stage=2", "stage=3", "ward=u", "ward=v")
     wrong = equifed("init", path, "--out", out, "--overwrite", "--categorical", "none", "--quiet")
-    assert wrong.exit_code == 2 and "no feature 'none'; there are x, stage, ward" in wrong.stderr
+    assert wrong.exit_code == 2 and "no column 'none'; it has" in wrong.stderr
+
+
+def test_columns_are_forced_either_way(tmp_path: Path) -> None:
+    words = {"a": ["1", "2", "3 or more"] * 20, "b": ["1", "2", "3 or more"] * 20}
+    path, out = (
+        table(tmp_path, **words, c=[1, 2, 3] * 20, y=["no", "yes"] * 30),
+        tmp_path / "r.toml",
+    )
+    assert equifed("init", path, "--out", out).exit_code == 0
+    assert RunConfig.read(out).data["prepare"]["categorical"] == ["a", "b"]
+    assert "taken as a category; list it in numeric" in out.read_text()
+    options = ("--categorical", "a, c", "--numeric", "b", "--overwrite", "--target", "y")
+    assert equifed("init", path, "--out", out, *options).exit_code == 0
+    names = load_data(RunConfig.read(out).data).preparation.feature_names
+    assert [n for n in names if n[0] == "b"] == ["b", "b missing"]
+    assert [n for n in names if n[0] in "ac"] == [
+        "a=1", "a=2", "a=3 or more", "c=1", "c=2", "c=3",
+    ]  # fmt: skip
 
 
 def table(tmp_path: Path, **more: list[Any]) -> Path:
@@ -86,7 +104,7 @@ def table(tmp_path: Path, **more: list[Any]) -> Path:
 ODD = {
     "patients with several rows": (
         {"patient": [k // 3 for k in range(60)], "y": [0, 1] * 30},
-        {"group": "patient", "features": ["x"], "task": "classification"},
+        {"keep_together": "patient", "features": ["x"], "task": "classification"},
     ),
     "names that TOML must quote": (
         {'say "hi"\\ #': [1.5, 2.5] * 30, "label": ["u", "v"] * 30},
@@ -98,6 +116,10 @@ ODD = {
     ),
     "numbers and text": (
         {"level": ["1", "<5"] * 30, "y": ["u", "v"] * 30},
+        {"features": ["x", "level"], "target": "y"},
+    ),
+    "many numbers and text": (
+        {"level": [*range(40, 98), "<5", "none seen"], "y": ["u", "v"] * 30},
         {"features": ["x"], "target": "y"},
     ),
     "rare texts": (

@@ -113,7 +113,7 @@ def test_examples_are_copied_and_nothing_is_replaced_unasked(tmp_path: Path) -> 
 @pytest.mark.parametrize("path", sorted(find_examples().glob("*.toml")), ids=lambda p: p.name)
 def test_an_example_is_a_configuration(path: Path, tmp_path: Path) -> None:
     shutil.copytree(find_examples(), tmp_path / "examples")
-    from equifed.runs.many import read_variants
+    from equifed.runs.comparison import read_variants
 
     assert read_variants([tmp_path / "examples" / path.name], [])
 

@@ -31,7 +31,7 @@ from equifed.contract.streams import Stream
 from equifed.metrics import mean_interval
 from equifed.models.architectures import build, initialise
 from equifed.report import slug
-from equifed.runs.many import merge_tables
+from equifed.runs import merge_tables
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 VEHICLE = EXPERIMENTS["rc-vehicle"].module

@@ -11,8 +11,13 @@ import pytest
 
 from equifed.metrics import paired_difference
 from equifed.report import read_methods
-from equifed.runs.comparison import compare_configs, plan_jobs
-from equifed.runs.many import merge_tables, read_variants
+from equifed.runs.comparison import (
+    compare_configs,
+    merge_tables,
+    plan_jobs,
+    read_grid,
+    read_variants,
+)
 from equifed.runs.schema import ConfigError
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
@@ -209,6 +214,40 @@ def test_merging_leaves_its_arguments_alone():
     base = {"model": {"name": "logistic", "l2": 0.1}}
     assert merge_tables(base, {"model": {"l2": 0.2}, "rounds": 3}) != base
     assert base == {"model": {"name": "logistic", "l2": 0.1}}
+
+
+def test_every_combination_of_values_is_a_method(config, tmp_path):
+    over = ["algorithm.local.lr=0.01,0.1", "rounds=1, 2"]
+    found = read_variants([config], over=over)
+    points = ["lr = 0.01, rounds = 1", "lr = 0.01, rounds = 2", "lr = 0.1, rounds = 1",
+              "lr = 0.1, rounds = 2"]  # fmt: skip
+    assert list(found) == [f"{name}, {point}" for name in ("fedavg", "afl") for point in points]
+    values = [(c.algorithm["local"]["lr"], c.rounds) for c in found.values()]
+    assert values == 2 * [(0.01, 1), (0.01, 2), (0.1, 1), (0.1, 2)]
+    single = tmp_path / "afl.toml"
+    single.write_text(BASE + "[algorithm]\nname = 'afl'\nlocal = { lr = 0.1, steps = 1 }\n")
+    assert list(read_variants([single], over=["rounds=1,2"])) == ["rounds = 1", "rounds = 2"]
+
+
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        (["rounds"], "key.path=value"),
+        (["rounds=1,,2"], "key.path=value"),
+        (["rounds=1,1"], "twice"),
+        (["rounds=1", "rounds=2"], "twice"),
+        (["seed=1,2"], "--seeds"),
+        (["algorithm.dual_stop=1"], "dual_stop"),
+        (["data.train=10,20"], "same data"),
+    ],
+)
+def test_wrong_values_are_refused(config, over, words):
+    with pytest.raises(ConfigError, match=words):
+        read_variants([config], over=over)
+
+
+def test_settings_with_the_same_last_word_have_their_whole_names():
+    assert list(read_grid(["model.l2=1", "algorithm.l2=2"])) == ["model.l2 = 1, algorithm.l2 = 2"]
 
 
 def command(*words):

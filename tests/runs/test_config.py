@@ -290,6 +290,18 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ({"data": "fashion-tree"}, "data.name: there is no data set 'fashion-tree' (did you mean"),
         ({"data": {"name": "penguins", "tset": 0.1}}, "data.tset: there is no setting 'tset'"),
         (
+            {
+                "data": {
+                    "name": "table",
+                    "path": "a.csv",
+                    "client": "c",
+                    "target": "y",
+                    "group": "p",
+                }
+            },
+            "data.group: there is no setting 'group' (it is called 'keep_together' now)",
+        ),
+        (
             {"data": {"name": "penguins", "holdout": {"test": 1.5}}},
             "data.holdout: The fractions validation and",
         ),

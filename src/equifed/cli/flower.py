@@ -158,23 +158,6 @@ def statistics(
 
 
 @app.command()
-def welcome(
-    folder: AppFolder,
-    connection: Connection,
-    run: Annotated[Path, typer.Option(help="Folder of a complete run on the server, absolute.")],
-    site: Annotated[str, typer.Option(help="Name of the site that joins.")],
-) -> None:
-    """Let a site that was not in a finished run measure its model on own rows, and deliver it.
-
-    The site's data are compared with those of the run and prepared as they were.
-    """
-    if not site.strip() or '"' in site:
-        raise ValueError(f"{site!r} is no name of a site.")
-    settings = ['do="welcome"', f'start="{run}"', f'site="{site}"']
-    _submit(folder, connection, settings, run)
-
-
-@app.command()
 def node(
     folder: Annotated[
         str,
@@ -221,7 +204,7 @@ def resume(
     run_config: RunConfig = None,
 ) -> None:
     """Resume an interrupted run, as a new Flower run with the same clients."""
-    from equifed.flower.kept import Kept
+    from equifed.flower.app_config import Kept
     from equifed.training.folder import is_complete
 
     given = re.findall(r"(?:^|\s)([\w-]+)\s*=", "\n".join(run_config or []))
@@ -236,7 +219,7 @@ def resume(
         if nodes is not None or keep is not None:
             raise ValueError("--nodes and --keep are for a federation here, not for a deployment.")
         _submit(folder, connection, settings, out)
-    count = len(Kept.read(out).names)
+    count = len(Kept(out).names)
     if is_complete(out):
         typer.echo(f"{out} is complete; there is nothing to resume.", err=True)
         return

@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    many.demo, run.run, run.resume, run.init, many.report, many.compare, many.sweep, many.frontier,
+    many.demo, run.run, run.resume, run.init, many.report, many.compare,
     model.predict, model.evaluate, model.personalise, model.export, model.evidence,
 ):  # fmt: skip
     app.command()(command)

@@ -1,4 +1,4 @@
-"""The commands about many runs: ``report``, ``compare``, ``sweep``, ``frontier``, ``demo``."""
+"""The commands about many runs: ``report``, ``compare``, ``demo``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 
 from equifed.cli.terminal import (
     Baseline,
-    Config,
     Jobs,
     Json,
     Overwrite,
@@ -82,6 +81,10 @@ def compare(
     seeds: Seeds = 5,
     jobs: Jobs = 1,
     settings: Set = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V,...", help="Values to try of a setting; may be repeated."),
+    ] = None,
     baseline: Baseline = None,
     target: Annotated[
         float | None, typer.Option(help="Worst client's value for rounds and bytes to a target.")
@@ -94,77 +97,16 @@ def compare(
     from json import loads
 
     from equifed.report import PLAN
-    from equifed.runs.comparison import compare_configs
-    from equifed.runs.many import read_variants
+    from equifed.runs.comparison import compare_configs, read_variants
 
     made = compare_configs(
-        read_variants(configs, settings or []), out, seeds=seeds, jobs=jobs, overwrite=overwrite,
-        baseline=baseline, target=target, console=open_console(quiet),
+        read_variants(configs, settings or [], over or []), out, seeds=seeds, jobs=jobs,
+        overwrite=overwrite, baseline=baseline, target=target, console=open_console(quiet),
     )  # fmt: skip
     if json:
         numbers = loads((out / PLAN).read_text(encoding="utf-8"))
         print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
     _show_end(made, out / "report.html", quiet or json)
-
-
-@resumable("the same command")
-def frontier(
-    config: Config,
-    out: Annotated[Path, typer.Option(help="Folder for table, picture and chosen run.")] = Path(
-        "frontier"
-    ),
-    points: Annotated[int, typer.Option(help="Strengths from average to worst case.")] = 12,
-    give_up: Annotated[
-        float, typer.Option(help="Share of the average that may be given up; 0.01 is a point.")
-    ] = 0.01,
-    gap: Annotated[float, typer.Option(help="Relative gap that ends a point, if proved.")] = 0.005,
-    settings: Set = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
-) -> None:
-    """Walk from the average to the worst case with warm starts, and pick a point on validation.
-
-    Data need a validation split: data.holdout.validation=0.2.
-    """
-    from equifed.runs.frontier import walk_config
-
-    found = walk_config(
-        config, settings or [], out, points=points, give_up=give_up, gap=gap,
-        overwrite=overwrite, progress=None if not (quiet or json) else False,
-    )  # fmt: skip
-    if json:
-        print_json({"folder": str(out), "points": found.rows()})
-    elif not quiet:
-        typer.echo(str(found))
-        typer.echo(f"chosen run: {out / 'chosen'}")
-
-
-@resumable("the same command")
-def sweep(
-    config: Config,
-    over: Annotated[
-        list[str],
-        typer.Option(metavar="KEY=V,V,...", help="Setting and its values; once or twice."),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for runs and figures.")] = Path("sweep"),
-    seeds: Seeds = 1,
-    jobs: Jobs = 1,
-    settings: Set = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
-) -> None:
-    """Try values of one or two settings and draw average against worst client."""
-    from equifed.runs.comparison import sweep as sweep_configs
-
-    made, points = sweep_configs(
-        config, over, out, overrides=settings or [], seeds=seeds, jobs=jobs, overwrite=overwrite,
-        console=open_console(quiet),
-    )  # fmt: skip
-    if json:
-        print_json({"folder": str(out), "points": points, "problems": list(made.problems)})
-    _show_end(made, out / "frontier.html", quiet or json)
 
 
 # -- demo ---------------------------------------------------------------------------------------
@@ -230,7 +172,8 @@ def demo(
         return
     console = open_console(quiet, stdout=True)
     console.print(tabulate_clients(found))
-    print_line(console, write_headline(made)["verdict"])
+    for key in ("result", "advice"):
+        print_line(console, write_headline(made)[key])
     if proved := found["fair-newton"].describe_certificate():
         print_line(console, f"fair-newton: {proved}.")
     print_line(console, f"report: {page}")
@@ -256,8 +199,8 @@ def _show_end(made: Report, page: Path, quiet: bool) -> None:
         for differences in (False, True) if len(made.methods) > 1 else (False,):
             table = tabulate_comparison(made, differences)
             console.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
-        if verdict := write_headline(made)["verdict"]:
-            print_line(console, verdict)
+        for key in ("result", "advice"):
+            print_line(console, write_headline(made)[key])
     for sentence in describe_warnings(made.methods):
         print_line(console, f"warning: {sentence}", "yellow")
     print_line(console, f"report: {page}")

@@ -49,7 +49,10 @@ def init(
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     categorical: Annotated[
         list[str] | None,
-        typer.Option(help="Column of numbers that are codes; may be repeated. Text always is."),
+        typer.Option(help="Columns of numbers that are codes (a,b,...). Text always is."),
+    ] = None,
+    numeric: Annotated[
+        list[str] | None, typer.Option(help="Columns in which any text is a gap (a,b,...).")
     ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
     examples: Annotated[Path | None, typer.Option(help="Write examples to this folder.")] = None,
@@ -72,7 +75,7 @@ def init(
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
     assert table is not None
-    guess = _guess(table, client, target, categorical or [])
+    guess = _guess(table, client, target, _split(categorical), _split(numeric))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
     _try(out)
@@ -82,7 +85,14 @@ def init(
         typer.echo("\n".join(_describe(guess, out)))
 
 
-def _guess(table: Path, client: str | None, target: str | None, coded: list[str]) -> Guess:
+def _split(given: list[str] | None) -> list[str]:
+    """Return the names in options that are repeated or separated by commas."""
+    return [name.strip() for text in given or [] for name in text.split(",") if name.strip()]
+
+
+def _guess(
+    table: Path, client: str | None, target: str | None, coded: list[str], numeric: list[str]
+) -> Guess:
     """Return what the columns are: as given, else as guessed."""
     from equifed.data.columns import look_at, read_columns
     from equifed.data.infer import guess_client, guess_columns, guess_target
@@ -93,7 +103,7 @@ def _guess(table: Path, client: str | None, target: str | None, coded: list[str]
     others = {name: look for name, look in looks.items() if name != target}
     client = client or _first(guess_client(others, rows), "client", columns)
     target = target or _first(guess_target(looks, client), "target", columns)
-    return guess_columns(columns, client, target, coded)
+    return guess_columns(columns, client, target, coded, numeric)
 
 
 def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from equifed.runs.build import Run, build_run
     from equifed.runs.catalogue import unknown
+    from equifed.runs.comparison import merge_tables
     from equifed.runs.config import RunConfig, apply_override
-    from equifed.runs.many import Job, check_folders, make_job, merge_tables, run_jobs
+    from equifed.runs.many import Job, check_folders, make_job, run_jobs
     from equifed.runs.run import start
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module in ("build", "catalogue", "config", "many", "run") if name in __all__ else ():
+    for module in (
+        ("build", "catalogue", "config", "many", "run", "comparison") if name in __all__ else ()
+    ):
         if hasattr(home := importlib.import_module(f"equifed.runs.{module}"), name):
             return getattr(home, name)
     raise AttributeError(f"module 'equifed.runs' has no attribute {name!r}")

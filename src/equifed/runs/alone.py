@@ -31,10 +31,11 @@ from equifed.models.losses import (
     SampleLoss,
     WeightedLoss,
     base_loss,
+    fitted_loss,
     squared,
     weigh_classes,
 )
-from equifed.models.newton import MOST_NUMBERS, fit_many, fitted_loss
+from equifed.models.newton import MOST_NUMBERS, fit_many
 from equifed.runs.build import Run, limit_threads
 from equifed.training.folder import RunFolder
 from equifed.training.history import HELD, History
@@ -85,10 +86,8 @@ class Alone:
                 shared = history.trained
                 shared = shared.for_client(name) if shared.own else shared
                 inputs, targets = split.client(i)
-                outputs, none = shared.answer(inputs), np.empty(0)
-                theirs = _measure_each(
-                    kind, SampleScores(targets, none, outputs, self.data.classes)
-                )
+                outputs = shared.answer(inputs)
+                theirs = _measure_each(kind, _in_units(self.data, targets, np.empty(0), outputs))
                 sides = {"higher_is_better": kind.higher_is_better, "fraction": kind.is_fraction}
                 found = gain_of_pairs(self.samples[i], theirs, **sides)
                 if math.isfinite(found.difference):
@@ -167,7 +166,7 @@ def alone(
     how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
     if one_class:
         how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
-    losses = [_score(*pair, *data.train.client(i), data.classes).losses.mean()
+    losses = [_score(data, *pair, *data.train.client(i)).losses.mean()
               + float(pair[0].penalty(pair[1])) for i, pair in enumerate(given)]  # fmt: skip
     l2s = np.array(strengths)[chosen]
     return Alone(record, np.array(losses), l2s, one_class, how, samples, data)
@@ -192,7 +191,7 @@ def _solve(model: FlatModel, data: Federation, strengths: Sequence[float]) -> Te
                            for v in (train.inputs, train.targets))  # fmt: skip
         counts = torch.as_tensor((k < sizes) / np.maximum(sizes, 1))
         if isinstance(model.loss, WeightedLoss):
-            counts = counts * model.loss.weights[targets].view(counts.shape)
+            counts = counts * model.loss.counts(targets).view(counts.shape)
         given = read_design(model, inputs), model.outputs(0 * free, inputs), targets
         design, outputs, targets = (v.view(*rows.shape, *v.shape[1:]) for v in given)
         v = outputs.new_zeros(len(clients), *places.T.shape)
@@ -224,8 +223,8 @@ def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
     best = np.zeros(found.shape[1], dtype=np.int64)
     if len(found) > 1 and data.validation is not None:
         for i in map(int, np.flatnonzero(data.validation.sizes)):
-            held = *data.validation.client(i), data.classes
-            best[i] = np.argmin([_score(model, x, *held).losses.mean() for x in found[:, i]])
+            held = data.validation.client(i)
+            best[i] = np.argmin([_score(data, model, x, *held).losses.mean() for x in found[:, i]])
     return best
 
 
@@ -242,14 +241,21 @@ def _train(
 
 
 def _score(
-    model: FlatModel, x: Tensor, inputs: Any, targets: Any, classes: int | None
+    data: Federation, model: FlatModel, x: Tensor, inputs: Any, targets: Any
 ) -> SampleScores:
     """Return losses and outputs of samples."""
     rows, wanted = (as_data(v, model.dtype, model.device) for v in (inputs, targets))
     with torch.no_grad():
         outputs = model.outputs(x, rows)
         losses = model.loss(outputs, wanted)
-    return SampleScores(targets, to_array(losses), to_array(outputs), classes)
+    return _in_units(data, targets, to_array(losses), to_array(outputs))
+
+
+def _in_units(data: Federation, targets: Any, losses: Any, outputs: Any) -> SampleScores:
+    """Return samples with the values of a regression in the unit of the target column."""
+    if data.classes is None:
+        targets, outputs = data.in_units(targets.astype(np.float64)), data.in_units(outputs)
+    return SampleScores(targets, losses, outputs, data.classes)
 
 
 def _measure(
@@ -269,10 +275,10 @@ def _measure(
         inputs, targets = held[split].client(i)
         if not len(targets):
             continue
-        scores = _score(*models[i], inputs, targets, data.classes)
+        scores = _score(data, *models[i], inputs, targets)
         samples[i] = _measure_each(kind, scores)
         if name not in one_class:
-            found[i] = kind.measure(targets, scores.answer(kind.needs))
+            found[i] = kind.measure(scores.targets, scores.answer(kind.needs))
         elif metric == "accuracy":  # the only class is its model
             found[i] = (targets == data.train.client(i)[1][0]).mean()
     record = MetricRecord(0, split, metric, found, held[split].sizes)

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from equifed.data.split import RENAMED
+
 OWN = "equifed_own_"  # how the names of modules begin that were loaded by their path
 
 
@@ -86,6 +88,8 @@ def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     close = difflib.get_close_matches(name, allowed, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
+    if RENAMED.get(name) in allowed:
+        hint = f" (it is called {RENAMED[name]!r} now)"
     choice = f"choose from {', '.join(allowed)}" if allowed else "there are none here"
     return f"there is no {what} {name!r}{hint}; {choice}"
 
@@ -231,7 +235,7 @@ ALGORITHMS = {
     "safeguarded": Entry("equifed.algorithms.safeguarded:Safeguarded",
         "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold"),
     "scaled": Entry("equifed.algorithms.scaled:Scaled",
-        "any of first-order steps on a linear model; columns of all scales are equally steep"),
+        "any of first-order steps on a linear model; equally steep or uncorrelated columns"),
     "accelerated": Entry("equifed.algorithms.accelerated:Accelerated",
         "SCAFF-PD with automatic steps; jumps ahead as far as its proofs allow",
         "Walker and Ni 2011"),

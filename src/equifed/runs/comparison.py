@@ -1,10 +1,11 @@
-"""Methods on the same data and seeds, and what fairness cost: measured, shown, written down."""
+"""Comparisons of methods on the same data and seeds, from files or from objects."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,6 @@ from equifed.contract.arrays import show_text
 from equifed.contract.evaluation import SPLITS
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
-from equifed.metrics import Interval
 from equifed.metrics.metric import Metric
 from equifed.report import (
     PLAN,
@@ -27,37 +27,20 @@ from equifed.report import (
     as_json,
     as_methods,
     build,
-    csv_text,
-    find_frontier,
-    frontier_page,
-    frontier_svg,
     list_comparison,
     read_comparison,
+    slug,
     write_report,
 )
-from equifed.runs.config import RunConfig
-from equifed.runs.many import (
-    Job,
-    Planned,
-    Task,
-    check_folders,
-    make_job,
-    name_folders,
-    name_points,
-    read_grid,
-    read_points,
-    run_all,
-    run_jobs,
-    tell_kept,
-)
-from equifed.runs.schema import ConfigError
+from equifed.runs.config import RunConfig, apply_override, read_table
+from equifed.runs.many import Job, Task, check_folders, make_job, run_missing
+from equifed.runs.schema import ConfigError, blame
 from equifed.training.files import lock_folder
 from equifed.training.history import History
 from equifed.training.play_round import TrainingError
 from equifed.training.show import open_axes, tabulate_history
 
-COLUMNS = ("average_by_client", "worst", "worst_20_percent", "spread", "gini")
-"""Measures in the table of a sweep."""
+VARIANTS = "variants"
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,74 +184,110 @@ def compare(
     options = {"rounds": rounds, "evaluate": splits, "every": every, "metrics": metrics}
     planned = []
     for (name, seed), folder in name_folders(methods, numbers).items():
-        given = methods[name]
-        algorithm, more = given if isinstance(given, tuple) else (given, {})
+        method = methods[name]
+        algorithm, more = method if isinstance(method, tuple) else (method, {})
         alone = with_alone if seed == numbers[0] else False
         what = (data, model, loss, {**engine, **more}, options, algorithm, alone)
         planned.append(Task(name, seed, None if out is None else Path(out) / folder, *what))
-    histories, failed = _run_tasks(planned, jobs, progress, overwrite)
-    told: dict[str, Any] = {"target": target, "title": title or data.name}
-    if not histories or out is None:
-        measured = _measure(as_methods(histories) if histories else [], failed, baseline, **told)
-    else:
-        with lock_folder(Path(out)):
-            measured = _conclude(planned, failed, Path(out), baseline, **told)
-    return Comparison(histories, measured)
-
-
-def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None) -> None:
-    if not methods:
-        raise ValueError("There is nothing to compare: methods is empty.")
-    if base is not None and base not in methods:
-        raise ValueError(f"there is no method {base!r}; choose from {', '.join(methods)}.")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be at least one, each once; got {list(seeds)}.")
-
-
-def _run_tasks(
-    tasks: Sequence[Task], jobs: int, progress: bool | None, overwrite: bool
-) -> tuple[dict[str, list[History]], list[str]]:
-    """Run what is not finished; return the histories of every method, and what failed."""
-    found: list[Any] = [None if overwrite else task.load() for task in tasks]
-    left = [i for i, history in enumerate(found) if history is None]
     console = Console(stderr=True, quiet=progress is False)
-    tell_kept(len(tasks) - len(left), len(tasks), console)
-    for i, made in zip(left, run_all([tasks[i] for i in left], jobs, progress), strict=True):
-        found[i] = made
-    histories: dict[str, list[History]] = {}
-    for task, history in zip(tasks, found, strict=True):
-        if isinstance(history, History):
-            histories.setdefault(task.name, []).append(history)
-    return histories, [reason for reason in found if isinstance(reason, str)]
-
-
-def _conclude(
-    planned: Sequence[Planned], failed: Sequence[str], out: Path, base: str | None, **told: Any
-) -> Report:
-    """Measure the complete runs in the folder of a comparison, and write it down."""
-    plan: dict[str, list[dict[str, Any]]] = {}
-    for job in planned:
-        folder = job.folder.relative_to(out).as_posix()
-        plan.setdefault(job.name, []).append({"seed": job.seed, "folder": folder})
-    methods = read_comparison(out, [{"name": name, "runs": r} for name, r in plan.items()])
-    # Folders are named from the comparison's, so that its files do not depend on where it is.
-    report = _measure(methods, failed, base, root=out, **told)
-    write_comparison(report, out, plan)
-    return report
-
-
-def _measure(
-    methods: list[Method], failed: Sequence[str], baseline: str | None, **told: Any
-) -> Report:
-    """Measure complete runs; where the baseline failed, the first one left takes its place."""
-    if not methods:
-        raise TrainingError("Every run failed:\n" + "\n".join(failed))
-    names = [method.name for method in methods]
-    base = baseline if baseline in names else names[0]
-    return build(methods, baseline=base, problems=failed, **told)
+    given = (jobs, overwrite, console, progress, baseline)
+    told: dict[str, Any] = {"target": target, "title": title or data.name}
+    place = None if out is None else Path(out)
+    return Comparison(*_run_and_measure(planned, place, *given, **told))
 
 
 # -- configurations ---------------------------------------------------------------------------
+
+
+def read_variants(
+    paths: Sequence[str | Path], overrides: Iterable[str] = (), over: Sequence[str] = ()
+) -> dict[str, RunConfig]:
+    """Read configurations to compare: several files, named after them, or files with variants.
+
+    Each of them is taken with every combination of the values in ``over``
+    (``key.path=value,value,...``).
+    """
+    points, overrides, found = read_grid(over), list(overrides), dict[str, RunConfig]()
+    for path in map(Path, paths):
+        table = read_table(path)
+        alone = over and len(paths) == 1 and VARIANTS not in table
+        variants = table.pop(VARIANTS, {path.stem: {}})
+        tables = variants.values() if isinstance(variants, dict) else [None]
+        if not all(isinstance(variant, dict) for variant in tables):
+            raise ConfigError([f"{path}: variants must be tables, as [variants.fedavg.algorithm]"])
+        for (variant, more), (point, chosen) in itertools.product(variants.items(), points.items()):
+            name = point if alone else ", ".join(filter(None, (variant, point)))
+            if name in found:
+                raise ConfigError([f"two configurations are called {name!r}; rename a file"])
+            found[name] = configure(table, more, [*overrides, *chosen], path.parent, name)
+    if not found:
+        raise ConfigError(["there is nothing to compare; name configuration files"])
+    first, base = next(iter(found.items()))
+    if other := [name for name, config in found.items() if config.data != base.data]:
+        why = f"its [data] is not that of {first}; compare methods on the same data"
+        raise ConfigError([f"{name}: {why}" for name in other])
+    return found
+
+
+def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Return the overrides of every combination of values, ``key.path=value,value,...`` each.
+
+    >>> read_grid(["algorithm.objective.rho=0.1,1"])
+    {'rho = 0.1': ['algorithm.objective.rho=0.1'], 'rho = 1': ['algorithm.objective.rho=1']}
+    """
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        key, _, rest = (part.strip() for part in text.partition("="))
+        values = [value.strip() for value in rest.split(",")]
+        if not key or not all(values):
+            raise ConfigError([f"--over takes key.path=value,value,...; got {text!r}"])
+        if key in grid or len(set(values)) < len(values):
+            raise ConfigError([f"--over {text}: the key or a value is there twice"])
+        grid[key] = values
+    if "seed" in grid:
+        raise ConfigError(["--over seed: seeds are no setting to choose; use --seeds"])
+    short = [key.rpartition(".")[2] for key in grid]  # settings are named by their last word
+    names = short if len(set(short)) == len(grid) else list(grid)
+    return {
+        ", ".join(f"{name} = {value}" for name, value in zip(names, values, strict=True)): [
+            f"{key}={value}" for key, value in zip(grid, values, strict=True)
+        ]
+        for values in itertools.product(*grid.values())
+    }
+
+
+def configure(
+    table: Mapping[str, Any], variant: Mapping[str, Any], overrides: Iterable[str], base: Path,
+    name: str,
+) -> RunConfig:  # fmt: skip
+    """Check a table with a variant and overrides put in; what is wrong is said of ``name``."""
+    merged = merge_tables(table, variant)
+    for one in overrides:
+        apply_override(merged, one)
+    with blame(f"{name}: "):
+        return RunConfig.from_dict(merged, base=base)
+
+
+def merge_tables(table: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a new table with the settings of a variant in the place of its own.
+
+    Tables are merged key by key, but one that names something (``name``) replaces the other: the
+    settings of one algorithm mean nothing to another.
+
+    >>> merge_tables({"rounds": 5, "model": {"name": "mlp", "l2": 0.1}}, {"model": {"l2": 0.2}})
+    {'rounds': 5, 'model': {'name': 'mlp', 'l2': 0.2}}
+    >>> merge_tables({"algorithm": {"name": "fedavg", "local": {}}}, {"algorithm": {"name": "afl"}})
+    {'algorithm': {'name': 'afl'}}
+    """
+    out = {k: merge_tables(v, {}) if isinstance(v, Mapping) else v for k, v in table.items()}
+    for key, value in variant.items():
+        old = out.get(key)
+        if isinstance(value, Mapping):
+            shared = old if isinstance(old, Mapping) and "name" not in value else {}
+            out[key] = merge_tables(shared, value)
+        else:
+            out[key] = value
+    return out
 
 
 def plan_jobs(variants: Mapping[str, RunConfig], seeds: int, out: Path) -> list[Job]:
@@ -281,50 +300,72 @@ def plan_jobs(variants: Mapping[str, RunConfig], seeds: int, out: Path) -> list[
 def compare_configs(
     variants: Mapping[str, RunConfig], out: str | Path, *, seeds: int = 5, jobs: int = 1,
     overwrite: bool = False, baseline: str | None = None, target: float | None = None,
-    title: str | None = None, console: Console | None = None,
+    console: Console | None = None,
 ) -> Report:  # fmt: skip
     """Run what is missing of a comparison of configurations, measure it, and write it down."""
-    out, console = Path(out), console or Console(quiet=True)
     _check(variants, range(seeds), baseline)
-    planned = plan_jobs(variants, seeds, out)
-    with lock_folder(out):
+    planned, console = plan_jobs(variants, seeds, Path(out)), console or Console(quiet=True)
+    progress = False if console.quiet else None
+    given = (jobs, overwrite, console, progress, baseline)
+    return _run_and_measure(planned, Path(out), *given, target=target)[1]
+
+
+# -- both -------------------------------------------------------------------------------------
+
+
+def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None) -> None:
+    if not methods:
+        raise ValueError("There is nothing to compare: methods is empty.")
+    if base is not None and base not in methods:
+        raise ValueError(f"there is no method {base!r}; choose from {', '.join(methods)}.")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be at least one, each once; got {list(seeds)}.")
+
+
+def name_folders(names: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:
+    """Return the folder of every run in that of a comparison, seed by seed."""
+    short: dict[str, str] = {}
+    for name in names:
+        own = slug(name)
+        short[name] = own if own not in short.values() else f"{own}-{len(short)}"
+    pairs = itertools.product(seeds, short)
+    return {(name, seed): f"runs/{short[name]}/seed-{seed}" for seed, name in pairs}
+
+
+def _run_and_measure(
+    planned: Sequence[Job | Task], out: Path | None, jobs: int, overwrite: bool, console: Console,
+    progress: bool | None, baseline: str | None, **told: Any,
+) -> tuple[dict[str, list[History]], Report]:  # fmt: skip
+    """Run what is missing; return the histories that are in memory, and the report."""
+    histories: dict[str, list[History]] = {}
+    with lock_folder(out) if out is not None else nullcontext():
         check_folders(planned, overwrite)
-        failed = run_jobs(planned, at_once=jobs, console=console)
-        return _conclude(planned, failed, out, baseline, target=target, title=title)
+        found = run_missing(planned, jobs, console, progress)
+        failed = [reason for reason in found if isinstance(reason, str)]
+        for job, history in zip(planned, found, strict=True):
+            if history is None and isinstance(job, Task):
+                history = History.load(job.folder)
+            if isinstance(history, History):
+                histories.setdefault(job.name, []).append(history)
+        given = {"baseline": baseline, "problems": failed, "root": out, **told}
+        if out is None:
+            return histories, _measure(as_methods(histories) if histories else [], **given)
+        plan: dict[str, list[dict[str, Any]]] = {}
+        for job in planned:
+            folder = job.folder.relative_to(out).as_posix()
+            plan.setdefault(job.name, []).append({"seed": job.seed, "folder": folder})
+        methods = read_comparison(out, [{"name": name, "runs": r} for name, r in plan.items()])
+        report = _measure(methods, **given)
+        write_comparison(report, out, plan)
+    return histories, report
 
 
-def sweep(
-    path: str | Path, over: Sequence[str], out: str | Path, *, overrides: Sequence[str] = (),
-    seeds: int = 1, **options: Any,
-) -> tuple[Report, list[dict[str, Any]]]:  # fmt: skip
-    """Compare a configuration with every combination of values (``key.path=value,value,...``)."""
-    path, out, grid = Path(path), Path(out), read_grid(over)
-    options |= {"seeds": seeds, "title": f"{path.stem} over {' and '.join(grid)}"}
-    report = compare_configs(read_points(path, grid, overrides), out, **options)
-    if report.scale is None:
-        raise ConfigError(["nothing was evaluated; see [evaluate] and the splits of the data"])
-    values, last = name_points(grid), [*grid.values()][-1]
-    marks, points = find_frontier(report.told), []
-    for told, mark in zip(report.told, marks, strict=True):
-        method, found = told.method, told.estimates
-        point: dict[str, Any] = dict(zip(grid, values[method.name], strict=True))
-        for key in COLUMNS:
-            e = found[key].interval if key in found else Interval(math.nan, math.nan, math.nan)
-            limits = {key: e.estimate, f"{key}_lower_95": e.lower, f"{key}_upper_95": e.upper}
-            point |= {name: None if math.isnan(value) else value for name, value in limits.items()}
-        points.append({**point, "non_dominated": int(mark)})
-    colours = [1] * len(points)  # or one for each value of the second setting
-    if len(grid) > 1:
-        colours = [1 + last.index(values[method.name][-1]) for method in report.methods]
-    numbers = csv_text(list(points[0]), [list(point.values()) for point in points])
-    (out / "frontier.csv").write_text(numbers, encoding="utf-8")
-    (out / "frontier.svg").write_text(frontier_svg(report, colours), encoding="utf-8")
-    page = frontier_page(report, colours, numbers)
-    (out / "frontier.html").write_text(page, encoding="utf-8")
-    return report, points
-
-
-# -- files ------------------------------------------------------------------------------------
+def _measure(methods: list[Method], baseline: str | None, **told: Any) -> Report:
+    """Measure complete runs; where the baseline failed, the first one left takes its place."""
+    if not methods:
+        raise TrainingError("Every run failed:\n" + "\n".join(told["problems"]))
+    names = [method.name for method in methods]
+    return build(methods, baseline=baseline if baseline in names else names[0], **told)
 
 
 def write_comparison(report: Report, out: Path, plan: Mapping[str, list[dict[str, Any]]]) -> None:

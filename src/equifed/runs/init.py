@@ -77,7 +77,8 @@ validation = 0.0
 [data.prepare]
 scale = "standard"        # mean 0 and deviation 1; or "none"
 missing = "indicator"     # gaps: the mean and a 0/1 column; or "mean", "drop", "error"
-categorical = {categorical}      # auto: columns with text; or a list of columns
+categorical = {categorical}      # columns of numbers that are codes; text always is
+numeric = {numeric}              # columns in which any text is a gap
 unknown = "other"         # categories that no training row has; or "error"
 min_count = 5             # rarer categories go to other
 per_client = false        # true: scale every client by its own numbers
@@ -118,6 +119,7 @@ def write_first_config(guess: Guess, table: Path, out: Path) -> str:
         more="".join(f"{line}\n" for line in _describe_columns(guess)),
         remarks="".join(f"\n{_comment(remark)}" for remark in guess.remarks),
         categorical=write_toml(coded),
+        numeric=write_toml(list(guess.numeric)),
         model="logistic" if guess.task == "classification" else "linear",
     )
 
@@ -129,9 +131,9 @@ def _describe_columns(guess: Guess) -> Iterator[str]:
     for name, reason in guess.left_out.items():
         yield _comment(f"{name}: {reason}")
     for group in guess.groups[:1]:
-        yield f"group = {write_toml(group)}    # all rows of one {group} stay in one split"
+        yield f"keep_together = {write_toml(group)}    # all rows of one {group} stay in one split"
     for date in [n for n, reason in guess.left_out.items() if reason.startswith("dates")][:1]:
-        instead = "; in place of group" if guess.groups else ""
+        instead = "; in place of keep_together" if guess.groups else ""
         hint = f"# hold out every client's latest rows, not random ones{instead}"
         yield f"# time = {write_toml(date)}    {hint}"
 

@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors.torch import load, load_file
 from torch import nn
 
 from equifed.contract.arrays import Losses
-from equifed.data.columns import group_rows, name_categories, read_columns
+from equifed.data.columns import Columns, group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import CategoryColumn, Preparation, digest_json
 from equifed.data.split import DataError, DataWarning
@@ -26,7 +26,7 @@ from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
 from equifed.models.export import DESCRIPTION, describe, load_exported
 from equifed.models.flat import FlatModel, as_data
-from equifed.models.newton import fitted_loss
+from equifed.models.losses import fitted_loss
 from equifed.models.own_part import OwnPart
 from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
 from equifed.report import write_card
@@ -313,7 +313,8 @@ def _gather(
             f"The table has no column {prepared.target.name!r}, the target; it has "
             f"{', '.join(list(columns)[:20])}."
         )
-    for sentence in find_strangers(predictor, columns, client):
+    columns, unlabelled = _keep_labelled(columns, prepared.target.name)
+    for sentence in [*unlabelled, *find_strangers(predictor, columns, client)]:
         warnings.warn(sentence, DataWarning, stacklevel=3)
     features = predictor.features(columns, client)
     targets = prepared.encode_target(columns[prepared.target.name])
@@ -330,7 +331,18 @@ def _gather(
         raise DataError(f"Column {prepared.client!r} lacks a value in row {row}; fill it in.")
     values = targets if classes is not None else targets.astype(np.float64)
     clients = {name: (features[rows], values[rows]) for name, rows in group_rows(owners).items()}
-    return Federation.from_clients(clients, name="new rows", classes=classes)
+    made = Federation.from_clients(clients, name="new rows", classes=classes)
+    return replace(made, preparation=prepared)
+
+
+def _keep_labelled(columns: Columns, target: str) -> tuple[Columns, list[str]]:
+    """Return the rows that have a target, and what to say about the others."""
+    labelled = np.flatnonzero([value is not None for value in columns[target]])
+    left = columns.rows - len(labelled)
+    if not len(labelled):
+        raise DataError(f"No row has a value in {target!r}, the target: nothing can be measured.")
+    told = [f"{left} of {columns.rows} row(s) without a value in {target!r} are left out."]
+    return columns.take(labelled), told if left else []
 
 
 def find_strangers(

@@ -1,4 +1,4 @@
-"""Many runs, from configurations or from objects: only what is missing is run, side by side."""
+"""Many runs, of configurations or of objects: only what is missing is run, side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -18,12 +18,11 @@ from torch import nn
 
 from equifed.data.federation import Federation
 from equifed.engines.simulate import simulate
-from equifed.report import slug
 from equifed.runs import run as runs
 from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.runs.build import limit_threads, resolve_algorithm
-from equifed.runs.config import RunConfig, apply_override, read_table
-from equifed.runs.schema import AUTO, ConfigError, Table, blame
+from equifed.runs.config import RunConfig
+from equifed.runs.schema import AUTO, ConfigError, blame
 from equifed.training.files import RunFolderError, digest, read_sealed, refuse_links
 from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
 from equifed.training.history import History
@@ -31,108 +30,6 @@ from equifed.training.loop import train
 from equifed.training.play_round import TrainingError
 from equifed.training.show import print_line
 from equifed.training.tables import CONFIG, RUN, describe_value
-
-VARIANTS = "variants"
-MOST_SETTINGS = 2
-Grid = Mapping[str, Sequence[str]]  # settings of a sweep by their keys, and the values to try
-
-
-# -- configurations ---------------------------------------------------------------------------
-
-
-def read_variants(
-    paths: Sequence[str | Path], overrides: Iterable[str] = ()
-) -> dict[str, RunConfig]:
-    """Read configurations to compare: several files, named after them, or files with variants."""
-    overrides, found = list(overrides), dict[str, RunConfig]()
-    for path in map(Path, paths):
-        table = read_table(path)
-        variants = table.pop(VARIANTS, {path.stem: {}})
-        tables = variants.values() if isinstance(variants, dict) else [None]
-        if not all(isinstance(variant, dict) for variant in tables):
-            raise ConfigError([f"{path}: variants must be tables, as [variants.fedavg.algorithm]"])
-        for name, variant in variants.items():
-            if name in found:
-                raise ConfigError([f"two configurations are called {name!r}; rename a file"])
-            found[name] = configure(merge_tables(table, variant), overrides, path.parent, name)
-    if not found:
-        raise ConfigError(["there is nothing to compare; name configuration files"])
-    first, base = next(iter(found.items()))
-    if other := [name for name, config in found.items() if config.data != base.data]:
-        why = f"its [data] is not that of {first}; compare methods on the same data"
-        raise ConfigError([f"{name}: {why}" for name in other])
-    return found
-
-
-def read_grid(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Read the settings of a sweep, ``key.path=value,value,...`` each."""
-    grid: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        key, _, rest = (part.strip() for part in text.partition("="))
-        values = tuple(value.strip() for value in rest.split(","))
-        if not key or not all(values):
-            raise ConfigError([f"--over takes key.path=value,value,...; got {text!r}"])
-        if key in grid or len(set(values)) < len(values):
-            raise ConfigError([f"--over {text}: the key or a value is there twice"])
-        grid[key] = values
-    if not 1 <= len(grid) <= MOST_SETTINGS:
-        raise ConfigError([f"a sweep goes over one or two settings, got {len(grid)}"])
-    if "seed" in grid:
-        raise ConfigError(["--over seed: seeds are no setting to choose; use --seeds"])
-    return grid
-
-
-def name_points(grid: Grid) -> dict[str, tuple[str, ...]]:
-    """Return every combination of values; settings are named by their last word, if they differ."""
-    short = [key.rpartition(".")[2] for key in grid]
-    names = short if len(set(short)) == len(grid) else list(grid)
-    return {
-        ", ".join(f"{name} = {value}" for name, value in zip(names, values, strict=True)): values
-        for values in itertools.product(*grid.values())
-    }
-
-
-def read_points(path: Path, grid: Grid, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
-    """Return a configuration for every combination of values, by the combination's name."""
-    table, found = read_table(path), {}
-    for name, values in name_points(grid).items():
-        chosen = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
-        found[name] = configure(table, [*overrides, *chosen], path.parent, name)
-    return found
-
-
-def configure(table: Table, overrides: Iterable[str], base: Path, name: str) -> RunConfig:
-    """Check a table with overrides put in; what is wrong is said of ``name``."""
-    table = merge_tables(table, {})
-    for one in overrides:
-        apply_override(table, one)
-    with blame(f"{name}: "):
-        return RunConfig.from_dict(table, base=base)
-
-
-def merge_tables(table: Mapping[str, Any], variant: Mapping[str, Any]) -> Table:
-    """Return a new table with the settings of a variant in the place of its own.
-
-    Tables are merged key by key, but one that names something (``name``) replaces the other: the
-    settings of one algorithm mean nothing to another.
-
-    >>> merge_tables({"rounds": 5, "model": {"name": "mlp", "l2": 0.1}}, {"model": {"l2": 0.2}})
-    {'rounds': 5, 'model': {'name': 'mlp', 'l2': 0.2}}
-    >>> merge_tables({"algorithm": {"name": "fedavg", "local": {}}}, {"algorithm": {"name": "afl"}})
-    {'algorithm': {'name': 'afl'}}
-    """
-    out = {k: merge_tables(v, {}) if isinstance(v, Mapping) else v for k, v in table.items()}
-    for key, value in variant.items():
-        old = out.get(key)
-        if isinstance(value, Mapping):
-            shared = old if isinstance(old, Mapping) and "name" not in value else {}
-            out[key] = merge_tables(shared, value)
-        else:
-            out[key] = value
-    return out
-
-
-# -- one run ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,12 +62,23 @@ class Job(Planned):
         """Whether the folder holds a run."""
         return bool((self.folder / CONFIG).exists())
 
+    def check(self) -> None:
+        """Refuse the folder if its run is of another configuration."""
+        # Code that the folder names and the given configuration does not is never loaded.
+        wanted = self.config.to_dict()
+        foreign = set(find_code(self.folder)) - find_addresses(wanted)
+        if foreign or not agree(wanted, RunConfig.read(self.folder / CONFIG).to_dict()):
+            raise RunFolderError(
+                f"{self.folder} holds a run of another configuration; choose another folder, or "
+                "pass --overwrite to run everything again."
+            )
+
     def run(self, progress: bool | None = False) -> str | None:
         """Run or resume; return why it failed, or None."""
         try:
             with blame(f"{self.name}: ", ConfigError):
                 if self.started:
-                    # Its configuration is the one that was handed over here: see check_folders.
+                    # Its configuration is the one that was handed over here: see check.
                     runs.resume(self.folder, trust=True)
                 else:
                     runs.run(self.config, self.folder, overwrite=True, progress=progress)
@@ -186,36 +94,6 @@ def make_job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
     depend on how many runs share the machine.
     """
     return Job(name, seed, folder, replace(config, seed=seed, threads=config.threads or 1))
-
-
-def check_folders(jobs: Sequence[Job], overwrite: bool = False) -> None:
-    """Refuse folders that two runs share, or that hold runs of other configurations.
-
-    With ``overwrite`` folders are emptied of their runs instead.
-    """
-    owners: dict[Path, Job] = {}
-    for job in jobs:
-        owner = owners.setdefault(job.folder, job)
-        if owner is not job:
-            raise RunFolderError(
-                f"{owner.title!r} and {job.title!r} would share the folder {job.folder}; "
-                "rename one of them."
-            )
-        if not job.started:
-            continue
-        refuse_links(job.folder)
-        if overwrite:
-            RunFolder(job.folder, ()).create(overwrite=True)
-            (job.folder / CONFIG).unlink()
-            continue
-        # Code that the folder names and the given configuration does not is never loaded.
-        wanted = job.config.to_dict()
-        foreign = set(find_code(job.folder)) - find_addresses(wanted)
-        if foreign or not agree(wanted, RunConfig.read(job.folder / CONFIG).to_dict()):
-            raise RunFolderError(
-                f"{job.folder} holds a run of another configuration; choose another folder, or "
-                "pass --overwrite to run everything again."
-            )
 
 
 def agree(wanted: Any, stored: Any) -> bool:
@@ -240,6 +118,11 @@ class Task(Planned):
     options: Mapping[str, Any]
     algorithm: Any
     with_alone: WithAlone
+
+    @property
+    def started(self) -> bool:
+        """Whether the folder holds a run; one that has not ended begins anew."""
+        return self.complete
 
     def describe(self) -> dict[str, Any]:
         """Return what the run's numbers depend on, in words that JSON has."""
@@ -270,79 +153,92 @@ class Task(Planned):
             history.save(self.folder, overwrite=True)
         return history
 
-    def load(self) -> History | None:
-        """Return the finished run in the folder, if it is of these settings; refuse another."""
-        if not self.complete:
-            return None
+    def check(self) -> None:
+        """Refuse the folder if its run is of other settings."""
         told = read_sealed(self.folder / RUN).get("task") if (self.folder / RUN).exists() else None
-        wanted = describe_value(self.describe())
-        if told != wanted:
-            known = told if isinstance(told, dict) else {}
-            other = [key for key in wanted if known.get(key) != wanted[key]]
+        wanted, known = describe_value(self.describe()), told if isinstance(told, dict) else {}
+        if other := [key for key in wanted if known.get(key) != wanted[key]]:
             raise RunFolderError(
                 f"{self.folder} holds a run with other settings ({', '.join(other)}); choose "
                 "another folder, or give overwrite=True to run everything again."
             )
-        return History.load(self.folder)
 
 
 # -- all of them ------------------------------------------------------------------------------
 
 
-def name_folders(names: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:
-    """Return the folder of every run in that of a comparison, seed by seed."""
-    short: dict[str, str] = {}
-    for name in names:
-        own = slug(name)
-        short[name] = own if own not in short.values() else f"{own}-{len(short)}"
-    pairs = itertools.product(seeds, short)
-    return {(name, seed): f"runs/{short[name]}/seed-{seed}" for seed, name in pairs}
+def check_folders(planned: Sequence[Job | Task], overwrite: bool = False) -> None:
+    """Refuse folders that two runs share, or that hold other runs.
+
+    With ``overwrite`` folders are emptied of their runs instead.
+    """
+    owners: dict[Path, Planned] = {}
+    for job in planned:
+        if job.folder is None:
+            continue
+        owner = owners.setdefault(job.folder, job)
+        if owner is not job:
+            raise RunFolderError(
+                f"{owner.title!r} and {job.title!r} would share the folder {job.folder}; "
+                "rename one of them."
+            )
+        if not job.started:
+            continue
+        refuse_links(job.folder)
+        if overwrite:
+            RunFolder(job.folder, ()).create(overwrite=True)
+            (job.folder / CONFIG).unlink(missing_ok=True)
+        else:
+            job.check()
 
 
 def run_jobs(jobs: Sequence[Job], *, at_once: int = 1, console: Console) -> list[str]:
     """Run what is not complete, resuming what was begun; return what failed and why."""
-    left = [job for job in jobs if not job.complete]
-    done = itertools.count(len(jobs) - len(left) + 1)
-
-    def tell(job: Planned) -> None:
-        word = "done" if job.complete else "failed"
-        print_line(console, f"{job.title}: {word} ({next(done)} of {len(jobs)} runs)")
-
-    tell_kept(len(jobs) - len(left), len(jobs), console)
-    shown = None if console.is_terminal and not console.quiet else False
-    return [reason for reason in run_all(left, at_once, shown, tell) if reason]
+    return [reason for reason in run_missing(jobs, at_once, console) if reason]
 
 
-def tell_kept(kept: int, count: int, console: Console) -> None:
-    """Say how many runs need not be run."""
-    if kept:
-        print_line(console, f"{kept} of {count} runs are there already.")
+def run_missing(
+    planned: Sequence[Job | Task], at_once: int, console: Console, progress: bool | None = None
+) -> list[Any]:
+    """Run what is not complete; return a history, a reason of failure, or None for each."""
+    left = [job for job in planned if not job.complete]
+    done = itertools.count(len(planned) - len(left) + 1)
+
+    def tell(job: Planned, outcome: Any) -> None:
+        word = "failed" if isinstance(outcome, str) else "done"
+        if job.folder is not None:
+            print_line(console, f"{job.title}: {word} ({next(done)} of {len(planned)} runs)")
+
+    if len(left) < len(planned):
+        kept = len(planned) - len(left)
+        print_line(console, f"{kept} of {len(planned)} runs are there already.")
+    found = dict(zip(left, run_all(left, at_once, progress, tell), strict=True))
+    return [found.get(job) for job in planned]
 
 
 def run_all(
-    jobs: Sequence[Job | Task],
+    planned: Sequence[Job | Task],
     at_once: int,
-    progress: bool | None = False,
-    tell: Callable[[Planned], None] = lambda job: None,
+    progress: bool | None,
+    tell: Callable[[Planned, Any], None],
 ) -> list[Any]:
     """Run in turn, with bars if wanted, or side by side in processes; return what came of each."""
     if at_once < 1:
         raise ValueError(f"jobs must be at least 1, got {at_once}.")
-    if at_once == 1 or len(jobs) <= 1:
+    if at_once == 1 or len(planned) <= 1:
         found = []
-        for job in jobs:
+        for job in planned:
             found.append(job.run(progress))
-            tell(job)
+            tell(job, found[-1])
         return found
     # Spawned, not forked: a forked torch may hang in its thread pool.
     pool = ProcessPoolExecutor(
-        min(at_once, len(jobs)), get_context("spawn"), _watch_parent, (os.getpid(),)
+        min(at_once, len(planned)), get_context("spawn"), _watch_parent, (os.getpid(),)
     )
     try:
-        futures: dict[Future[Any], Planned] = {pool.submit(job.run): job for job in jobs}
+        futures: dict[Future[Any], Planned] = {pool.submit(job.run): job for job in planned}
         for future in as_completed(futures):
-            future.result()  # raises what went wrong at once
-            tell(futures[future])
+            tell(futures[future], future.result())  # raises what went wrong at once
     finally:
         pool.shutdown(cancel_futures=True)
     return [future.result() for future in futures]

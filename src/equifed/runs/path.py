@@ -1,23 +1,12 @@
-r"""A walk from objective to objective, each run from where the last one ended.
-
-The strength t of fairness goes from 0, the average, to 1, the worst case. In between the weights
-pay the chi-square penalty
-
-.. math:: \rho(t) = s\,\frac{1 - t}{t}
-
-with s the standard deviation of the clients' losses at the average's solution, so that t has no
-unit: at t = 1/2 a client whose loss is one deviation above the mean weighs about twice as much.
+"""A walk from objective to objective, each run from where the last one ended.
 
 Every run starts at the model of the run before it. FairNewton goes on from its answers, weights
-and metric, too (:class:`Continued`), and reaches the worst case by way of a fourth and a sixteenth
-of the last penalty, each with a metric of its own: without any penalty, weights jump from client to
-client.
+and metric, too (:class:`Continued`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,15 +19,12 @@ from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
 from equifed.contract.views import ClientsView
 from equifed.objectives.base import SaddleObjective
-from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.cvar import Average, WorstCase
 from equifed.steps.certificate import Certificate, certificate
 from equifed.training.final_model import StopWhen
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.tables import RoundRecord, describe_value
-
-WAY = (4, 16)  # what the last penalty is divided by on the way to the worst case
+from equifed.training.tables import describe_value
+from equifed.training.units import with_scale
 
 
 class Heard(ClientsView):
@@ -127,39 +113,20 @@ class Walk:
         self.algorithm, self.gap, self.options = algorithm, gap, options
         self.clients = Heard(clients) if isinstance(algorithm, FairNewton) else clients
         self.x: Any = None
-        self.proved = False
+        self.scale: float | None = None  # of strengths; measured by the first run that needs it
 
     def train(self, objective: SaddleObjective, fresh: bool = False, **options: Any) -> History:
         """Return the run for the next objective, beginning with a fresh metric if wanted."""
         algorithm = replace(self.algorithm, objective=objective)
+        if self.scale is not None:
+            algorithm = with_scale(algorithm, self.scale)
         run = algorithm
         if isinstance(self.clients, Heard):
             run = Continued(algorithm, self.gap, self.clients, fresh)
         stop = StopWhen(at_relative_gap=self.gap)
         history = train(run, self.clients, x=self.x, stop=stop, **self.options, **options)
         history.provenance["algorithm"] = describe_value(algorithm)
-        self.x, self.proved = history.parameters, isinstance(history.certificate(), dict)
+        self.x = history.parameters
+        measured = [event["scale"] for event in history.events if event["event"] == "scale"]
+        self.scale = measured[0] if measured else self.scale
         return history
-
-    def pass_by(self, objectives: Sequence[SaddleObjective]) -> tuple[RoundRecord, ...]:
-        """Return the rounds for objectives on the way; without a proof they would not end early."""
-        if not (self.proved and isinstance(self.clients, Heard)):
-            return ()
-        runs = [self.train(objective, fresh=True, progress=False) for objective in objectives]
-        return tuple(record for run in runs for record in run.rounds)
-
-
-def objective_of_strength(strength: float, spread: float) -> SaddleObjective:
-    """Return the objective of a strength, where losses have this spread; see the module."""
-    if strength == 0:
-        return Average()
-    if strength == 1 or spread == 0:
-        return WorstCase()
-    return ChiSquare(rho=spread * (1 - strength) / strength)
-
-
-def objectives_between(last: SaddleObjective | None, new: SaddleObjective) -> list[SaddleObjective]:
-    """Return what leads from one objective to the next: smaller penalties before there are none."""
-    if not (isinstance(last, ChiSquare) and isinstance(new, WorstCase)):
-        return []
-    return [replace(last, rho=last.rho / part) for part in WAY]

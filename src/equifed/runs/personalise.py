@@ -25,7 +25,8 @@ from equifed.engines.simulate import simulate
 from equifed.metrics import Interval, mean_interval
 from equifed.metrics.paired import count_pairs, newcombe_interval
 from equifed.models import losses
-from equifed.models.newton import fit_linear, sample_losses
+from equifed.models.losses import DERIVATIVES
+from equifed.models.newton import fit_linear
 from equifed.models.own_part import check_fit, choose_own, read_last_layer, split_own
 from equifed.models.predictor import Predictor
 from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data
@@ -243,7 +244,7 @@ class _Samples:
 
     def score(self, change: Tensor) -> Tensor:
         """Return the loss of every sample."""
-        return sample_losses(self.outputs + self.design @ change, self.targets, self.loss)
+        return DERIVATIVES[self.loss].loss(self.outputs + self.design @ change, self.targets)
 
     def score_folds(self, client: str, choice: Choice) -> Tensor:
         """Return the loss of every sample in a fit to others, in five ways."""
@@ -391,7 +392,7 @@ def _score(predictor: Predictor, data: Federation) -> float:
     held, loss, found = data.splits()["validation"], check_fit(predictor.loss, 1.0), []
     for i in map(int, np.flatnonzero(held.sizes)):
         outputs, targets = map(torch.as_tensor, _answer(predictor, data, held, i))
-        found.append(float(sample_losses(outputs, targets, loss).mean()))
+        found.append(float(DERIVATIVES[loss].loss(outputs, targets).mean()))
     score = float(np.mean(found))
     return score if math.isfinite(score) else math.inf
 
@@ -426,7 +427,10 @@ def _compare(
 def _answer(predictor: Predictor, data: Federation, split: Split, i: int) -> tuple[Any, Any]:
     """Return what a client's model gives for its samples, and what is right."""
     inputs, targets = split.client(i)
-    return predictor.run_module(predictor.module_for(data.names[i]), inputs), targets
+    outputs = predictor.run_module(predictor.module_for(data.names[i]), inputs)
+    if data.classes is not None:
+        return outputs, targets
+    return data.in_units(outputs), data.in_units(targets.astype(np.float64))
 
 
 def _score_rows(outputs: Any, targets: Any, classes: bool) -> Losses:
