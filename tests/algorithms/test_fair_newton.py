@@ -177,7 +177,7 @@ def test_the_average_of_logistic_losses_is_newtons_method() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FairNewton(CVaR(0.5), metric="best"), "one of auto, low-rank, full"),
+        (lambda: FairNewton(CVaR(0.5), metric="best"), "'auto', 'low-rank' or 'full', got 'best'"),
         (lambda: FairNewton(QFair(1.0)), r"weights with a fixed sum.*use ScaffPD"),
         (lambda: FairNewton(CVaR(0.5), patience=0), "patience must be at least 1"),
     ],

@@ -340,9 +340,9 @@ def test_the_cap_is_part_of_the_objective() -> None:
     ("arguments", "message"),
     [
         ({"mode": "maybe"}, "'watch', 'on' or 'off', got 'maybe'"),
-        ({"claims": -1.0}, "guard claims must be a finite number > 0, got -1.0"),
-        ({"updates": 0.5}, "at least 1 usual length, got 0.5"),
-        ({"cap": 1.5}, "at most 1, got 1.5"),
+        ({"claims": -1.0}, "Guard claims must be positive, got -1.0"),
+        ({"updates": 0.5}, "updates must be at least 1, got 0.5"),
+        ({"cap": 1.5}, r"cap must lie in \(0, 1\], got 1.5"),
     ],
 )
 def test_wrong_limits_are_refused(arguments: dict[str, Any], message: str) -> None:

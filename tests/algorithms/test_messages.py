@@ -54,7 +54,7 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
         (lambda: RFedFair(WORK, smoothing=0.0), "smoothing must be positive"),
         (lambda: RFedFair(WORK, clients_per_round=0), "at least 1, got 0"),
         (lambda: RFedFair(WORK, output="best"), "'last' or 'average', got 'best'"),
-        (lambda: QFedAvg(WORK, -0.1), "q must be a number of at least 0, got -0.1"),
+        (lambda: QFedAvg(WORK, -0.1), "q must be at least 0, got -0.1"),
         (lambda: QFedAvg(WORK, 1.0, 0.0), "lipschitz must be positive, got 0.0"),
         (lambda: DeltaFL(WORK, 0.0), r"level must lie in \(0, 1\], got 0.0"),
         (lambda: tilted_erm(WORK, float("nan")), "finite number, got nan"),

@@ -287,7 +287,7 @@ def test_absent_clients_count_with_their_normalised_updates() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FedDyn(alpha=0.0), "alpha must be a positive number, got 0"),
+        (lambda: FedDyn(alpha=0.0), "alpha must be positive, got 0.0; FedAvg has none"),
         (lambda: FedDyn(replace(WORK, proximal=0.1)), r"got local.proximal = 0.1; leave it out"),
         (lambda: DRDM(LocalSGD(lr=0.1, epochs=1)), "DRDM needs local.steps"),
         (lambda: DRDM(dual_step=0.0), "dual_step must be positive"),

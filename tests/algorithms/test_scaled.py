@@ -191,7 +191,7 @@ def test_wrappers_outside_see_the_model_in_the_coordinates_of_the_data() -> None
 
 
 def test_what_cannot_be_scaled_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="must be one of equal, uncorrelated, got 'white'"):
+    with pytest.raises(ValueError, match="must be 'equal' or 'uncorrelated', got 'white'"):
         Scaled(FedAvg(LOCAL), "white")  # type: ignore[arg-type]
     ball = LocalSGD(lr=0.1, steps=2, radius=1.0)
     with pytest.raises(ValueError, match=r"leave local\.radius and"):

@@ -117,15 +117,21 @@ def test_the_pace_is_decay_by_steps() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ServerOptimised(FedAvg(WORK), "sgd"), "one of momentum, adagrad, adam, yogi"),
-        (lambda: ServerOptimised(FedAvg(WORK), lr=0.0), "lr must be a positive number, got 0"),
+        (
+            lambda: ServerOptimised(FedAvg(WORK), "sgd"),
+            "'momentum', 'adagrad', 'adam' or 'yogi', got 'sgd'",
+        ),
+        (lambda: ServerOptimised(FedAvg(WORK), lr=0.0), "lr must be positive, got 0.0"),
         (lambda: ServerOptimised(FedAvg(WORK), betas=(0.9, 1.0)), r"in \[0, 1\)"),
-        (lambda: ServerOptimised(FedAvg(WORK), tau=float("nan")), "tau must be a positive"),
+        (
+            lambda: ServerOptimised(FedAvg(WORK), tau=float("nan")),
+            "tau must be positive and finite, got nan",
+        ),
         (lambda: ServerOptimised(Averaged(FedAvg(WORK))), "Averaged goes around"),
         (lambda: ServerOptimised(ScaffPD(CVaR(0.5)).wrapped()), "Safeguarded goes around"),
         (lambda: Paced(ScaffPD(CVaR(0.5))), "follows its schedule"),
         (lambda: Paced(FedAvg(WORK), decay=0.0), r"decay must lie in \(0, 1\]"),
-        (lambda: Paced(FedAvg(WORK), every=0), "at least 1 round"),
+        (lambda: Paced(FedAvg(WORK), every=0), "every must be at least 1, got 0"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, message: str) -> None:

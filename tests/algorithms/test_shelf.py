@@ -228,7 +228,7 @@ def test_inner_products_are_refused_by_name() -> None:
         (lambda: FedFV(keep=-0.1), r"keep must lie in \[0, 1\], got -0.1"),
         (lambda: FedEBA(align=1.0), r"align must lie in \[0, 1\), got 1"),
         (lambda: FedEBA(temperature=0.0), "temperature must be positive, got 0"),
-        (lambda: FedEBA(angle=180.0), r"\[0, 90\] degrees, got 180"),
+        (lambda: FedEBA(angle=180.0), r"angle must lie in \[0, 90\], got 180"),
         (lambda: UPGrad(server_lr=0.0), "server_lr must be positive"),
         (lambda: SemiVariance(-1.0), "at least 0, got -1"),
         (lambda: mean_variance(0.0), "for 0 use Average"),

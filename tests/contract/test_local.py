@@ -13,8 +13,8 @@ from equifed.runs.config import ConfigError, RunConfig
     [
         ({"lr": 0.1}, "either steps or epochs"),
         ({"lr": 0.1, "steps": 1, "epochs": 1}, "either steps or epochs"),
-        ({"lr": 0.0, "steps": 1}, "lr must be a positive number, got 0.0"),
-        ({"lr": float("nan"), "steps": 1}, "lr must be a positive number, got nan"),
+        ({"lr": 0.0, "steps": 1}, "lr must be positive, got 0.0"),
+        ({"lr": float("nan"), "steps": 1}, "lr must be positive and finite, got nan"),
         ({"lr": 0.1, "steps": 0}, "steps must be a whole number of at least 1, got 0"),
         ({"lr": 0.1, "steps": 2, "batch_size": 0}, "batch_size must be a whole number"),
         ({"lr": 0.1, "steps": 2, "proximal": -1.0}, "proximal must be at least 0, got -1.0"),

@@ -328,7 +328,7 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ),
         (
             {"algorithm": scaff_pd(local={"lr": -0.1, "steps": 1})},
-            "algorithm.local: LocalSGD lr must be a positive number, got -0.1",
+            "algorithm.local: LocalSGD lr must be positive, got -0.1",
         ),
         (
             {"algorithm": scaff_pd(local={"lr": 0.1, "steps": 1, "sneaky": 1})},

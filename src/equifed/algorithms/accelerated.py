@@ -16,6 +16,7 @@ from equifed.algorithms.around import (
     with_inner_state,
 )
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector
+from equifed.contract.settings import check_settings
 from equifed.steps.certificate import gap_of_round
 
 WORSE = 3.0
@@ -85,8 +86,7 @@ class Accelerated(Wrapper):
     memory: int = 5
 
     def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, got {self.memory}.")
+        check_settings(self, memory="[1, inf]")
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -12,6 +12,7 @@ import numpy as np
 from equifed.algorithms.absence import over_members, rounds_of_patience
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector, Weights
 from equifed.contract.algorithm import GivesWeights, Wrappable
+from equifed.contract.settings import check_settings
 from equifed.objectives import Average, SaddleObjective
 from equifed.steps.schedules import share_of_latest
 
@@ -168,10 +169,8 @@ class Certified(Wrapper):
     every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("strong_convexity", "smoothness", "every"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}; leave it out instead.")
+        positive = dict.fromkeys(("strong_convexity", "smoothness", "every"), "(0, inf]")
+        check_settings(self, "leave it out instead", **positive)
 
     def init(self, clients: Clients, x: Vector) -> CertifiedState:
         """Return the state before the first round."""

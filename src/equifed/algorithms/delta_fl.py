@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -67,10 +68,7 @@ class DeltaFL(Federated):
     server_lr: float = 1.0
     patience: int = PATIENCE
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.level <= 1:
-            raise ValueError(f"DeltaFL level must lie in (0, 1], got {self.level}.")
+    allowed: ClassVar = {"level": "(0, 1]"}
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
@@ -86,12 +86,8 @@ class DRFA(Federated):
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
     patience: int = PATIENCE
 
-    def __post_init__(self) -> None:
-        if self.local.steps is None:
-            raise ValueError("DRFA needs local.steps: tau is the same for every client.")
-        super().__post_init__()
-        if self.ascent not in ("snapshot", "full"):
-            raise ValueError(f"DRFA ascent is 'snapshot' or 'full', got {self.ascent!r}.")
+    allowed: ClassVar = {"ascent": ("snapshot", "full")}
+    equal_steps: ClassVar = True
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

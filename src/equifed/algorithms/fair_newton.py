@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -96,12 +96,11 @@ class FairNewton(Federated):
     metric: MetricKind = "auto"
     patience: int = PATIENCE
 
+    allowed: ClassVar = {"metric": get_args(MetricKind)}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_saddle(self.objective, "FairNewton")
-        if self.metric not in get_args(MetricKind):
-            known = ", ".join(get_args(MetricKind))
-            raise ValueError(f"FairNewton metric must be one of {known}, got {self.metric!r}.")
         if isinstance(self.objective, FreeSum):
             raise ValueError(
                 f"FairNewton needs weights with a fixed sum, which {self.objective!r} has not; "

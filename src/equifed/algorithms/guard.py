@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from typing_extensions import override
@@ -18,6 +18,7 @@ from equifed.contract.arrays import BlockMatrix, ClientVectors
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD, LocalWork
+from equifed.contract.settings import check_settings
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 from equifed.objectives import SaddleObjective
 from equifed.objectives.capped import with_cap
@@ -71,16 +72,8 @@ class Guard:
     cap: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.mode not in ("watch", "on", "off"):
-            raise ValueError(f"guard mode is 'watch', 'on' or 'off', got {self.mode!r}.")
-        for name in ("claims", "updates", "floor", "samples", "cap"):
-            value = getattr(self, name)
-            if not 0 < value < np.inf:
-                raise ValueError(f"guard {name} must be a finite number > 0, got {value}.")
-        if self.updates < 1:
-            raise ValueError(f"guard updates must be at least 1 usual length, got {self.updates}.")
-        if self.cap > 1:
-            raise ValueError(f"guard cap is a share of the weight, at most 1, got {self.cap}.")
+        check_settings(self, mode=get_args(Mode), updates="[1, inf)", cap="(0, 1]")
+        check_settings(self, claims="(0, inf)", floor="(0, inf)", samples="(0, inf)")
 
     def longest(self, n: int) -> float:
         """Return how many usual lengths the update of one of n clients may have.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -52,12 +53,7 @@ class QFedAvg(Federated):
     weighting: Weighting = "uniform"
     participation: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.q < np.inf:
-            raise ValueError(f"QFedAvg q must be a number of at least 0, got {self.q}.")
-        if self.lipschitz is not None and not 0 < self.lipschitz < np.inf:
-            raise ValueError(f"QFedAvg lipschitz must be positive, got {self.lipschitz}.")
+    allowed: ClassVar = {"q": "[0, inf)", "lipschitz": "(0, inf)"}
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

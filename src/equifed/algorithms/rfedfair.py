@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -74,9 +74,9 @@ class RFedFair(Federated):
     clients_per_round: int | None = None
     output: Literal["average", "last"] = "average"
 
+    equal_steps: ClassVar = True
+
     def __post_init__(self) -> None:
-        if self.local.steps is None:
-            raise ValueError("RFedFair needs local.steps: kappa is the same for every client.")
         if not all(0 < tail <= 1 for tail in np.ravel(self.tails)):
             raise ValueError(f"RFedFair tails must lie in (0, 1], got {self.tails}.")
         super().__post_init__()

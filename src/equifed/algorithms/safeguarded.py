@@ -21,6 +21,7 @@ from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Proof, Stream,
 from equifed.contract.absence import sample_clients
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature
+from equifed.contract.settings import check_settings
 from equifed.steps.certificate import gap_of_round
 
 GRACE = 10
@@ -101,8 +102,7 @@ class Safeguarded(Wrapper):
     patience: int = 60
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience}.")
+        check_settings(self, patience="[1, inf]")
 
     @override
     def wrapped(self) -> Safeguarded:

@@ -10,6 +10,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Proof, Stream, Vector
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.settings import check_settings
 from equifed.objectives import Relative, RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.phi import beyond_theory, choose_phi
@@ -82,8 +83,7 @@ class ScaffPDIA(Relative, Federated):
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
             raise ValueError(f'phi is a number in [0, 1) or "auto", got {self.phi!r}.')
-        if self.warmup < 1:
-            raise ValueError(f"warmup must be at least 1 round, got {self.warmup}.")
+        check_settings(self, warmup="[1, inf]")
         self._with(0.0 if isinstance(self.phi, str) else self.phi)  # refuses wrong arguments now
 
     def init(self, clients: Clients, x: Vector) -> ScaffPDIAState:

@@ -65,13 +65,7 @@ class Scaffold(Federated):
     gradient_batch_size: int | None = None
 
     averages: ClassVar = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.variates not in ("stored", "stored-gradient", "fresh"):
-            raise ValueError(
-                f"variates must be 'stored', 'stored-gradient' or 'fresh', got {self.variates!r}."
-            )
+    allowed: ClassVar = {"variates": ("stored", "stored-gradient", "fresh")}
 
     @property
     def remembers(self) -> bool:

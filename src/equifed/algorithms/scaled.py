@@ -17,6 +17,7 @@ from equifed.contract.arrays import BlockMatrix, ClientVectors, Index
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.local import LocalSGD
+from equifed.contract.settings import check_settings
 from equifed.contract.views import ClientsView, VectorsView
 from equifed.steps.metric import BLOCKS, factor_blocks
 from equifed.steps.schedules import epsilon
@@ -142,9 +143,7 @@ class Scaled(WeightedWrapper):
     columns: Columns = "equal"
 
     def __post_init__(self) -> None:
-        if self.columns not in get_args(Columns):
-            known = ", ".join(get_args(Columns))
-            raise ValueError(f"Scaled columns must be one of {known}, got {self.columns!r}.")
+        check_settings(self, columns=get_args(Columns))
         core: Any = unwrap(self.algorithm)
         local = getattr(core, "local", None)
         if local is not None and (local.radius is not None or local.onto is not None):

@@ -18,6 +18,7 @@ from equifed.algorithms.around import (
 )
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector
+from equifed.contract.settings import check_settings
 
 Optimiser = Literal["momentum", "adagrad", "adam", "yogi"]
 
@@ -81,12 +82,7 @@ class ServerOptimised(WeightedWrapper):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.optimiser not in get_args(Optimiser):
-            known = ", ".join(get_args(Optimiser))
-            raise ValueError(f"optimiser must be one of {known}, got {self.optimiser!r}.")
-        for name, value in (("lr", self.lr), ("tau", self.tau)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be a positive number, got {value}.")
+        check_settings(self, optimiser=get_args(Optimiser), lr="(0, inf)", tau="(0, inf)")
         object.__setattr__(self, "betas", tuple(self.betas))  # a file has lists
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}.")

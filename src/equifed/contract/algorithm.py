@@ -8,9 +8,16 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.curvature import Curvature, CurvatureSum
+from equifed.contract.settings import check_settings
 from equifed.contract.streams import Stream
 
 S = TypeVar("S")
+
+COMMON = {
+    "dual_step": "(0, inf)", "server_lr": "(0, inf)", "participation": "(0, 1]",
+    "patience": "[1, inf]", "clients_per_round": "[1, inf]", "output": ("last", "average"),
+}  # fmt: skip
+"""What settings of these names may be in every algorithm."""
 
 Touch = tuple[int, str, str]
 """A client, the kind of event ("guard": touched, "watch": seen only), and what was found."""
@@ -123,26 +130,19 @@ class Federated:
     """A dataclass whose common settings are checked, and that gives out its last model.
 
     ``one_sum`` says that uniformly sampled clients move the model by one sum, which is told the
-    weights of all (``vectors.step``): :class:`equifed.Remembering` may go around it.
+    weights of all (``vectors.step``): :class:`equifed.Remembering` may go around it. ``allowed``
+    are the intervals or words of its own settings, ``equal_steps`` that all clients take as many.
     """
 
     one_sum: ClassVar[bool] = False
+    allowed: ClassVar[dict[str, Any]] = {}
+    equal_steps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         given, who = vars(self), type(self).__name__
-        for name in {"dual_step", "server_lr"} & given.keys():
-            if not 0 < given[name] < float("inf"):
-                raise ValueError(f"{who} {name} must be positive, got {given[name]}.")
-        if not 0 < given.get("participation", 1.0) <= 1:
-            raise ValueError(
-                f"{who} participation is the fraction of clients in a round, in (0, 1], got "
-                f"{given['participation']}."
-            )
-        for name in ("patience", "clients_per_round"):
-            if (least := given.get(name)) is not None and least < 1:
-                raise ValueError(f"{who} {name} must be at least 1, got {least}.")
-        if given.get("output", "last") not in ("last", "average"):
-            raise ValueError(f"{who} output is 'last' or 'average', got {given['output']!r}.")
+        check_settings(self, **{k: v for k, v in (COMMON | self.allowed).items() if k in given})
+        if self.equal_steps and given["local"].steps is None:
+            raise ValueError(f"{who} needs local.steps, the same number for every client.")
         if "dual" in given:
             given["dual"].check(given["objective"], who)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.arrays import BlockMatrix, Vector
+from equifed.contract.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class SmoothedHinge:
     smoothing: float
 
     def __post_init__(self) -> None:
-        if not (self.smoothing > 0 and math.isfinite(self.smoothing)):
-            raise ValueError(f"SmoothedHinge smoothing must be positive, got {self.smoothing}.")
+        check_settings(self, smoothing="(0, inf)")
         if not math.isfinite(self.threshold):
             raise ValueError(f"SmoothedHinge threshold must be finite, got {self.threshold}.")
 
@@ -90,8 +90,8 @@ class LocalSGD:
     onto: Callable[[Vector], Vector] | None = None
 
     def __post_init__(self) -> None:
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise ValueError(f"LocalSGD lr must be a positive number, got {self.lr}.")
+        check_settings(self, lr="(0, inf)", proximal="[0, inf)", radius="(0, inf]")
+        check_settings(self, "1 is the papers'", correction="[0, 1]")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
                 f"LocalSGD needs either steps or epochs, got steps={self.steps} and "
@@ -104,14 +104,6 @@ class LocalSGD:
                 raise ValueError(
                     f"LocalSGD {name} must be at most {MOST_STEPS:,} in one round, got {value}."
                 )
-        if not (self.proximal >= 0 and math.isfinite(self.proximal)):
-            raise ValueError(f"LocalSGD proximal must be at least 0, got {self.proximal}.")
-        if not 0 <= self.correction <= 1:
-            raise ValueError(
-                f"LocalSGD correction must lie in [0, 1], got {self.correction}; 1 is the papers'."
-            )
-        if self.radius is not None and not self.radius > 0:
-            raise ValueError(f"LocalSGD radius must be positive, got {self.radius}.")
         if self.onto is not None and (self.radius is not None or not callable(self.onto)):
             raise ValueError(
                 f"LocalSGD onto must be a function of a model, without a radius beside it, got "

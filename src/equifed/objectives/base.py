@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.settings import check_settings
 from equifed.objectives.projections import Permutahedron, project_capped_simplex, tilt
 
 
@@ -203,10 +204,6 @@ class Relative:
         """Whether there is a strength and nothing that it is a multiple of."""
         return self.scale is None and getattr(self, "rho", 1.0) != 0
 
-    def check_scale(self) -> None:
-        """Refuse a scale that is no finite number > 0."""
-        check_positive(self.unit, f"{type(self).__name__} scale")
-
 
 class PriorPenalty(Relative, WithPrior):
     """A penalty psi on the simplex that charges ``strength``, a field, for leaving the prior."""
@@ -214,8 +211,7 @@ class PriorPenalty(Relative, WithPrior):
     strength: float
 
     def __post_init__(self) -> None:
-        check_positive(self.strength, f"{type(self).__name__} strength")
-        self.check_scale()
+        check_settings(self, strength="(0, inf)", scale="(0, inf)")
         super().__post_init__()
 
     @property
@@ -328,12 +324,6 @@ def check_step(step: float) -> float:
     if not 0 <= step < np.inf:
         raise ValueError(f"step must be a finite number >= 0, got {step}.")
     return float(step)
-
-
-def check_positive(value: float, name: str) -> None:
-    """Refuse a value that is no finite number > 0."""
-    if not 0 < value < np.inf:
-        raise ValueError(f"{name} must be a finite number > 0, got {value}.")
 
 
 def check_numbers(

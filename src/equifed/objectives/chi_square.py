@@ -8,6 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.settings import check_settings
 from equifed.objectives.base import (
     Adapted,
     CappedSet,
@@ -71,9 +72,7 @@ class ChiSquare(Relative, Adapted):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        self.check_scale()
-        if not 0 <= self.rho < np.inf:
-            raise ValueError(f"ChiSquare rho must be a finite number >= 0, got {self.rho}.")
+        check_settings(self, rho="[0, inf)", scale="(0, inf)")
         numbers = check_numbers(self.centre, "ChiSquare centre", zeros=True)
         object.__setattr__(self, "centre", numbers)
 
@@ -201,9 +200,7 @@ class SemiVariance(Relative, Objective):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        self.check_scale()
-        if not 0 <= self.strength < np.inf:
-            raise ValueError(f"SemiVariance strength must be at least 0, got {self.strength}.")
+        check_settings(self, strength="[0, inf)", scale="(0, inf)")
         object.__setattr__(self, "prior", check_numbers(self.prior, "SemiVariance prior"))
 
     @override

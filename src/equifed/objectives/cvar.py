@@ -9,6 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.settings import check_settings
 from equifed.objectives.base import (
     CappedSet,
     SymmetricSet,
@@ -116,10 +117,7 @@ class CVaR(SymmetricSet, CappedSet):
     tail: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.tail <= 1:
-            raise ValueError(
-                f"CVaR tail must lie in (0, 1], got {self.tail}; for the limit at 0 use WorstCase."
-            )
+        check_settings(self, "for the limit at 0 use WorstCase", tail="(0, 1]")
 
     @override
     def permutahedron(self, n: int) -> Permutahedron:

@@ -9,6 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.settings import check_settings
 from equifed.objectives.base import PriorPenalty, check_step, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.projections import clipped_difference, piecewise_root, power_roots
@@ -196,11 +197,7 @@ class LpDistance(PriorPenalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 < self.power < np.inf:
-            raise ValueError(
-                f"LpDistance power must be a finite number > 1, got {self.power}; for 1 use "
-                "L1Distance."
-            )
+        check_settings(self, "for 1 use L1Distance", power="(1, inf)")
 
     @override
     def weights(self, losses: Losses) -> Weights:

@@ -8,11 +8,11 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.settings import check_settings
 from equifed.objectives.base import (
     FreeSum,
     Relative,
     WithPrior,
-    check_positive,
     check_step,
     check_vector,
 )
@@ -57,8 +57,7 @@ class QFair(WithPrior, FreeSum):
     prior: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.q < np.inf:
-            raise ValueError(f"QFair q must be a finite number >= 0, got {self.q}.")
+        check_settings(self, q="[0, inf)")
         super().__post_init__()
 
     @override
@@ -174,8 +173,7 @@ class Proportional(Relative, WithPrior, FreeSum):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        self.check_scale()
-        check_positive(self.ceiling, "Proportional ceiling")
+        check_settings(self, ceiling="(0, inf)", scale="(0, inf)")
         if self.floor is not None and not 0 < self.floor < self.ceiling:
             raise ValueError(
                 f"Proportional floor must lie between 0 and the ceiling {self.ceiling}, got "

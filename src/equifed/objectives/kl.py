@@ -9,12 +9,12 @@ from typing_extensions import override
 
 from equifed.contract.absence import bound_share, limit_shares
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.settings import check_settings
 from equifed.objectives.base import (
     Adapted,
     PriorPenalty,
     Relative,
     WithPrior,
-    check_positive,
     check_step,
     check_vector,
 )
@@ -62,8 +62,7 @@ class KL(PriorPenalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cap is not None:
-            check_positive(self.cap, "KL cap")
+        check_settings(self, cap="(0, inf)")
 
     @override
     def value(self, losses: Losses) -> float:
@@ -164,7 +163,7 @@ class Tilted(Relative, WithPrior, Adapted):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        self.check_scale()
+        check_settings(self, scale="(0, inf)")
         if not np.isfinite(self.tilt):
             raise ValueError(f"Tilted tilt must be a finite number, got {self.tilt}.")
         super().__post_init__()

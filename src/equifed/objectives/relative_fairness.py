@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from equifed.contract.absence import bound_share
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.settings import check_settings
 from equifed.objectives.base import (
     Adapted,
     Relative,
@@ -184,16 +185,13 @@ class RelativeFairness(Relative, Adapted):
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.phi < 1:
-            raise ValueError(f"RelativeFairness phi must lie in [0, 1), got {self.phi}.")
+        check_settings(self, phi="[0, 1)", cap="(0, inf]")
         for name, side in (("upper", self.upper), ("lower", self.lower)):
             if getattr(type(side), "penalty", None) is not SaddleObjective.penalty:
                 raise ValueError(
                     f"RelativeFairness {name} must be a set of weights: Average, CVaR, WorstCase "
                     f"or another saddle objective without a penalty, got {side!r}."
                 )
-        if self.cap is not None and not self.cap > 0:
-            raise ValueError(f"RelativeFairness cap must be positive, got {self.cap}.")
         priors = [getattr(side, "prior", None) for side in (self.upper, self.lower)]
         if self.cap is not None and (priors != [None, None] or self.sides is None):
             raise ValueError(

@@ -25,6 +25,7 @@ from equifed.contract import (
 )
 from equifed.contract.absence import carry_over
 from equifed.contract.arrays import ClientVectors
+from equifed.contract.settings import check_settings
 from equifed.steps.schedules import Problem, StepSizes, WeightChange, epsilon
 
 A = TypeVar("A")
@@ -106,11 +107,7 @@ class AutoSteps:
     probe: int = 32
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}.")
-        if not self.coupling < 1:
-            raise ValueError(f"coupling must lie in (0, 1), got {self.coupling}.")
+        check_settings(self, **dict.fromkeys(vars(self), "(0, inf]") | {"coupling": "(0, 1)"})
 
     def start(self, problem: Problem) -> AutoSizes:
         """Return the step sizes of the first round; may measure."""

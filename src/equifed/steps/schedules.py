@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from equifed.contract import Clients, ClientVectors, Stream, Vector, Weights
+from equifed.contract.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,7 @@ class ConstantSteps:
     local: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("primal", "dual"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"The {name} step must be positive, got {getattr(self, name)}.")
-        if not 0 <= self.extrapolation <= 1:
-            raise ValueError(f"extrapolation must lie in [0, 1], got {self.extrapolation}.")
+        check_settings(self, primal="(0, inf]", dual="(0, inf]", extrapolation="[0, 1]")
 
     def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
@@ -144,11 +141,8 @@ class _Theory:
     local_steps: float
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and not (
-                value > 0 or (name in ("noise", "spread") and value == 0)
-            ):
-                raise ValueError(f"{name} must be positive, got {value}.")
+        known = {name: "[0, inf]" for name in ("noise", "spread") if name in vars(self)}
+        check_settings(self, **dict.fromkeys(vars(self), "(0, inf]") | known)
 
     def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
         """Return the step sizes of the next round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -57,12 +58,10 @@ class FedDGGA(Federated):
     participation: float = 1.0
     server_lr: float = 1.0
 
+    allowed: ClassVar = {"step": "(0, 1]", "decay": "(0, 1]"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.step <= 1:
-            raise ValueError(f"FedDGGA step must lie in (0, 1], got {self.step}.")
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"FedDGGA decay must lie in (0, 1], got {self.decay}.")
         if self.references is not None and not np.isfinite(self.references).all():
             raise ValueError(f"FedDGGA references must be finite, got {self.references}.")
 

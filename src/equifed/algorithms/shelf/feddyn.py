@@ -14,6 +14,7 @@ from equifed.contract import Clients, Federated, Index, Info, Losses, Moved, Str
 from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.local import LocalSGD
+from equifed.contract.settings import check_settings
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
 
 
@@ -62,7 +63,7 @@ class FedDyn(Federated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_dynamic(self.local, self.alpha, "FedDyn")
+        check_dynamic(self)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round; all h start at zero."""
@@ -143,11 +144,11 @@ class DRDM(Federated):
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
     patience: int = PATIENCE
 
+    equal_steps: ClassVar = True
+
     def __post_init__(self) -> None:
-        check_dynamic(self.local, self.alpha, "DRDM")
-        if self.local.steps is None:
-            raise ValueError("DRDM needs local.steps: tau is the same for every client.")
         super().__post_init__()
+        check_dynamic(self)
 
     def init(self, clients: Clients, x: Vector) -> RobustState:
         """Return the state before the first round; all h start at zero."""
@@ -195,14 +196,13 @@ class DRDM(Federated):
         return total, counted
 
 
-def check_dynamic(local: LocalSGD, alpha: float, who: str) -> None:
+def check_dynamic(given: FedDyn | DRDM) -> None:
     """Refuse an alpha that is none, and two of them."""
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"{who} alpha must be a positive number, got {alpha}; FedAvg has none.")
-    if local.proximal:
+    check_settings(given, "FedAvg has none", alpha="(0, inf)")
+    if given.local.proximal:
         raise ValueError(
-            f"{who} sets local.proximal to alpha = {alpha}, got local.proximal = {local.proximal}; "
-            "leave it out."
+            f"{type(given).__name__} sets local.proximal to alpha = {given.alpha}, got "
+            f"local.proximal = {given.local.proximal}; leave it out."
         )
 
 

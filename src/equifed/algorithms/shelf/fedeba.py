@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -72,14 +73,7 @@ class FedEBA(Relative, Federated):
     align_model: bool = True
     scale: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.temperature < np.inf:
-            raise ValueError(f"FedEBA temperature must be positive, got {self.temperature}.")
-        if not 0 <= self.align < 1:
-            raise ValueError(f"FedEBA align must lie in [0, 1), got {self.align}.")
-        if not 0 <= self.angle <= 90:
-            raise ValueError(f"FedEBA angle must lie in [0, 90] degrees, got {self.angle}.")
+    allowed: ClassVar = {"temperature": "(0, inf)", "align": "[0, 1)", "angle": "[0, 90]"}
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,10 +74,7 @@ class FedMGDA(_Conflicts):
 
     epsilon: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(f"FedMGDA epsilon must lie in [0, 1], got {self.epsilon}.")
+    allowed: ClassVar = {"epsilon": "[0, 1]"}
 
     def combine(self, gram: Matrix, chosen: Clients, x: Vector, stream: Stream) -> Weights:
         """Return lambda_i gamma / |g_i|."""
@@ -126,10 +123,7 @@ class FedFV(_Conflicts):
 
     keep: float = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.keep <= 1:
-            raise ValueError(f"FedFV keep must lie in [0, 1], got {self.keep}.")
+    allowed: ClassVar = {"keep": "[0, 1]"}
 
     def combine(self, gram: Matrix, chosen: Clients, x: Vector, stream: Stream) -> Weights:
         """Return what the updates count in the rescaled mean."""

@@ -13,6 +13,7 @@ from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.arrays import BlockMatrix, ClientVectors, Index
 from equifed.contract.clients import Moved
+from equifed.contract.settings import check_settings
 from equifed.contract.views import ClientsView, VectorsView
 
 
@@ -75,10 +76,8 @@ class Paced(_AroundLocalWork):
     every: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {self.decay}; 1 is no decay.")
-        if self.every < 1:
-            raise ValueError(f"every must be at least 1 round, got {self.every}.")
+        check_settings(self, "1 is no decay", decay="(0, 1]")
+        check_settings(self, every="[1, inf]")
         self._check_local()
 
     def factor(self, t: int) -> float:
