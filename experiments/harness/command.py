@@ -1,4 +1,4 @@
-"""The commands ``list``, ``run``, ``edges`` and ``page`` of ``python -m experiments``."""
+"""The commands of ``python -m experiments``: list, run, edges, plans and page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from equifed.runs import apply_override, unknown
 from experiments.harness.choice import stored_edges
 from experiments.harness.experiment import EXPERIMENTS, ROOT, Outcome, Table, definition
+from experiments.harness.plan import Standing, find_broken
 from experiments.harness.running import reproduce
 
 PAGE = ROOT.parent / "docs" / "reproductions.md"
@@ -25,6 +26,10 @@ which names the command and the versions (before version 0.2 `python -m experime
 `equifed reproduce`). Run one yourself from a clone with `python -m experiments run NAME`, or its
 short form with `--quick`. "Agree" is a test in code (`experiments/NAME/run.py` and
 `experiments/harness`); where it says no, the experiment's README says why as far as we know.
+
+Results are *confirmatory* where a plan was committed before the first run (`python -m experiments
+plans` checks it). All others are *exploratory*: tables were looked at and made again before they
+were stored.
 """
 
 
@@ -56,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     edges = commands.add_parser("edges", help="Name chosen settings at the edge of their tries.")
     edges.add_argument("names", nargs="*", metavar="NAME", help="Which experiments; none: all.")
     edges.set_defaults(do=_edges)
+    plans = commands.add_parser("plans", help="Compare confirmatory results with their plans.")
+    plans.set_defaults(do=_plans)
     written = commands.add_parser("page", help="Write the page about the stored results.")
     written.add_argument("out", nargs="?", type=Path, default=PAGE, help="docs/reproductions.md")
     written.set_defaults(do=_page)
@@ -90,6 +97,28 @@ def _edges(given: argparse.Namespace) -> bool:
     return bool(found)
 
 
+def _plans(given: argparse.Namespace) -> bool:
+    """Print which results are confirmatory; tell whether one is so without reason."""
+    stored = {name: record for name in EXPERIMENTS if (record := _stored(name))}
+    for name, record in stored.items():
+        print(f"{name}: {_standing(record)}")
+    broken = find_broken(stored)
+    print("\n".join(broken) or "Confirmatory results have the plan that they were made by.")
+    return bool(broken)
+
+
+def _stored(name: str) -> dict[str, Any] | None:
+    """Return the stored record of an experiment, if there is one."""
+    path = ROOT / name / "results" / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _standing(record: dict[str, Any]) -> str:
+    """Say what stored results are; those of former versions were not planned."""
+    told = record.get("standing")
+    return "exploratory" if told is None else Standing(**told).word
+
+
 def _page(given: argparse.Namespace) -> None:
     given.out.write_text(page(), encoding="utf-8")
 
@@ -110,12 +139,12 @@ def page() -> str:
     for name, one in EXPERIMENTS.items():
         parts.append(f"## {name}")
         parts.append(f"{one.title} ({one.paper}). [Discussion](../experiments/{name}/README.md).")
-        stored = ROOT / name / "results" / "results.json"
-        if not stored.exists():
+        record = _stored(name)
+        if record is None:
             parts.append("**Built, but the project has stored no results of it yet.**")
             continue
         parts += [f"**Not run yet**: {row}." for row in definition(name).get("not_run_yet", [])]
-        parts += _measured(json.loads(stored.read_text(encoding="utf-8")))
+        parts += _measured(record)
     return "\n\n".join(parts) + "\n"
 
 
@@ -126,4 +155,5 @@ def _measured(record: dict[str, Any]) -> list[str]:
         for c in record["checks"]
     ]
     table = Table("", ("published", "where", "measured", "agree", "note"), rows)
-    return [f"`{record['command']}` ({versions}).", table.markdown()]
+    made = f"`{record['command']}` ({versions}); {_standing(record)}."
+    return [made, table.markdown()]

@@ -50,6 +50,7 @@ from experiments.harness.experiment import (
     Table,
     definition,
 )
+from experiments.harness.plan import Standing, stand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,6 +96,7 @@ def reproduce(
     context = Context(settings, out, console or Console(quiet=True), jobs)
     with lock_folder(out):
         started = time.perf_counter()
+        standing = stand(name, out, full=not quick and not changes)
         outcome: Outcome = EXPERIMENTS[name].module.run(context)
         counted = count_runs(out, settings)
         if counted.rows:
@@ -102,7 +104,7 @@ def reproduce(
         command = f"python -m experiments run {name}" + (" --quick" if quick else "")
         if changes:
             command += f" with the settings {json.dumps(dict(changes))}"
-        write(name, outcome, context, command, time.perf_counter() - started)
+        write(name, outcome, context, command, time.perf_counter() - started, standing)
     return outcome
 
 
@@ -228,7 +230,14 @@ def _version(name: str) -> str:
         return str(tomllib.loads(text)["project"]["version"])
 
 
-def write(name: str, outcome: Outcome, context: Context, command: str, seconds: float) -> None:
+def write(
+    name: str,
+    outcome: Outcome,
+    context: Context,
+    command: str,
+    seconds: float,
+    standing: Standing,
+) -> None:
     """Write ``results/results.json``, a CSV file per table, a summary, and the figures."""
     results, figures = context.out / "results", context.out / "figures"
     for folder in (results, figures):
@@ -240,6 +249,7 @@ def write(name: str, outcome: Outcome, context: Context, command: str, seconds: 
     record = {
         "experiment": name,
         "command": command,
+        "standing": asdict(standing),
         "versions": versions(),
         "seconds_of_last_call": round(seconds, 1),
         "settings": context.settings,
@@ -249,7 +259,7 @@ def write(name: str, outcome: Outcome, context: Context, command: str, seconds: 
     }
     text = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False, default=_plain)
     (results / "results.json").write_text(text + "\n", encoding="utf-8")
-    (results / "summary.md").write_text(summary(name, outcome, command), encoding="utf-8")
+    (results / "summary.md").write_text(summary(name, outcome, command, standing), encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:
@@ -257,9 +267,10 @@ def _plain(value: Any) -> Any:
     return value.item()
 
 
-def summary(name: str, outcome: Outcome, command: str) -> str:
+def summary(name: str, outcome: Outcome, command: str, standing: Standing) -> str:
     """Return the outcome as Markdown: checks first, then the short tables."""
-    parts = [f"# {name}: measured", f"Made by `{command}`.", checks_table(outcome).markdown()]
+    made = f"Made by `{command}`; {standing.word}: {standing.reason}."
+    parts = [f"# {name}: measured", made, checks_table(outcome).markdown()]
     for key, table in outcome.tables.items():
         if len(table.rows) <= 40:
             parts += [f"## {table.title}", f"`{key}.csv`", table.markdown()]

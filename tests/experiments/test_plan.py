@@ -1,0 +1,88 @@
+"""A plan is said first: what may be called confirmatory, and what loses the name."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from experiments.harness.plan import PLAN, find_broken, stand
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with one experiment whose plan is committed."""
+    folder = tmp_path / "experiments" / "one"
+    folder.mkdir(parents=True)
+    for name in (PLAN, "definition.toml", "run.py"):
+        (folder / name).write_text(f"{name}\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "plan")
+    return folder.parent
+
+
+def test_a_committed_plan_makes_a_confirmatory_table_that_can_be_resumed(root: Path) -> None:
+    out = root.parent / "runs" / "one"
+    first = stand("one", out, True, root)
+    (root / "other.txt").write_text("later work")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "later")
+    assert first.confirmatory and stand("one", out, True, root) == first
+    assert find_broken({"one": {"standing": asdict(first)}}, root) == []
+
+
+def spoil_plan(root: Path, out: Path) -> None:
+    (root / "one" / PLAN).write_text("now that we have seen the figures\n")
+    git(root, "commit", "-qam", "plan changed")
+
+
+def spoil_code(root: Path, out: Path) -> None:
+    (root / "one" / "run.py").write_text("another measure\n")
+
+
+def commit_code(root: Path, out: Path) -> None:
+    spoil_code(root, out)
+    git(root, "commit", "-qam", "code changed")
+
+
+def run_before(root: Path, out: Path) -> None:
+    (out / "runs" / "started.json").unlink()
+    (out / "runs" / "fedavg").mkdir()
+
+
+@pytest.mark.parametrize(
+    "spoil, reason",
+    [(spoil_plan, "changed after the first run"), (spoil_code, "code was changed"),
+     (commit_code, "code was changed"),
+     (run_before, "have no plan")],
+)  # fmt: skip
+def test_what_was_changed_or_run_before_is_exploratory(
+    root: Path, spoil: Callable[[Path, Path], None], reason: str
+) -> None:
+    out = root.parent / "runs" / "one"
+    assert stand("one", out, True, root).confirmatory
+    spoil(root, out)
+    found = stand("one", out, True, root)
+    assert not found.confirmatory and reason in found.reason
+
+
+def test_the_short_form_and_experiments_without_a_plan_are_exploratory(root: Path) -> None:
+    assert not stand("one", root.parent / "quick", False, root).confirmatory
+    (root / "one" / PLAN).unlink()
+    assert "no plan.md" in stand("one", root.parent / "none", True, root).reason
+
+
+def test_stored_results_whose_plan_was_changed_are_named(root: Path) -> None:
+    first = stand("one", root.parent / "runs" / "one", True, root)
+    spoil_plan(root, root)
+    assert "another" in find_broken({"one": {"standing": asdict(first)}}, root)[0]
+    forged = {**asdict(first), "commit": "0" * 40}
+    assert "no ancestor" in find_broken({"one": {"standing": forged}}, root)[-1]
