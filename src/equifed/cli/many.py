@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import (
-    Baseline,
-    Jobs,
-    Json,
-    Overwrite,
-    Quiet,
-    Seeds,
-    Set,
-    open_console,
-    print_json,
-    resumable,
-)
+from equifed.cli import terminal
 
 if TYPE_CHECKING:
     from equifed.report import Report
@@ -30,10 +19,10 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
     page: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
     per_client: Annotated[bool, typer.Option("--per-client", help="A page each, too.")] = False,
-    baseline: Baseline = None,
+    baseline: terminal.Baseline = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow runs to their end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between.")] = 2.0,
-    quiet: Quiet = False,
+    quiet: terminal.Quiet = False,
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
     from equifed.report import build, read_methods, write_report
@@ -72,26 +61,26 @@ def _is_running(folder: Path) -> bool:
     return not is_complete(folder) and (is_worked_on(folder) or (folder / "flower.json").exists())
 
 
-@resumable("the same command")
+@terminal.resumable("the same command")
 def compare(
     configs: Annotated[
         list[Path], typer.Argument(help="Configuration files, or one with tables variants.NAME.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("comparison"),
-    seeds: Seeds = 5,
-    jobs: Jobs = 1,
-    settings: Set = None,
+    seeds: terminal.Seeds = 5,
+    jobs: terminal.Jobs = 1,
+    settings: terminal.Set = None,
     over: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=V,V,...", help="Values to try of a setting; may be repeated."),
     ] = None,
-    baseline: Baseline = None,
+    baseline: terminal.Baseline = None,
     target: Annotated[
         float | None, typer.Option(help="Worst client's value for rounds and bytes to a target.")
     ] = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: terminal.Overwrite = False,
+    quiet: terminal.Quiet = False,
+    json: terminal.Json = False,
 ) -> None:
     """Run methods on the same data and seeds; only what is missing in the folder is run."""
     from json import loads
@@ -101,11 +90,11 @@ def compare(
 
     made = compare_configs(
         read_variants(configs, settings or [], over or []), out, seeds=seeds, jobs=jobs,
-        overwrite=overwrite, baseline=baseline, target=target, console=open_console(quiet),
+        overwrite=overwrite, baseline=baseline, target=target, console=terminal.open_console(quiet),
     )  # fmt: skip
     if json:
         numbers = loads((out / PLAN).read_text(encoding="utf-8"))
-        print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
+        terminal.print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
     _show_end(made, out / "report.html", quiet or json)
 
 
@@ -144,9 +133,9 @@ def configure(method: str, rounds: int | None = None) -> RunConfig:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the four runs.")] = Path("equifed-demo"),
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every method.")] = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: terminal.Overwrite = False,
+    quiet: terminal.Quiet = False,
+    json: terminal.Json = False,
 ) -> None:
     """Train FedAvg, SCAFFOLD, SCAFF-PD and FairNewton on three clients with real images."""
     from equifed.report import build, read_methods, write_headline, write_report
@@ -159,8 +148,8 @@ def demo(
     found = {}
     for method in METHODS:
         with (
-            resumable(f"equifed demo --out {out} --overwrite"),
-            ProgressBar(open_console(quiet), method) as bar,
+            terminal.resumable(f"equifed demo --out {out} --overwrite"),
+            ProgressBar(terminal.open_console(quiet), method) as bar,
         ):
             config = configure(method, rounds)
             found[method] = runs.run(config, out / method, overwrite=overwrite, callbacks=[bar])
@@ -168,9 +157,11 @@ def demo(
     page = write_report(made, out / "report.html")
     if json:
         served = {name: history.per_client("accuracy", "test") for name, history in found.items()}
-        print_json({"methods": {name: _summarise(clients) for name, clients in served.items()}})
+        terminal.print_json(
+            {"methods": {name: _summarise(clients) for name, clients in served.items()}}
+        )
         return
-    console = open_console(quiet, stdout=True)
+    console = terminal.open_console(quiet, stdout=True)
     console.print(tabulate_clients(found))
     for key in ("result", "advice"):
         print_line(console, write_headline(made)[key])
@@ -194,7 +185,7 @@ def _show_end(made: Report, page: Path, quiet: bool) -> None:
     from equifed.training.play_round import TrainingError
     from equifed.training.show import print_line
 
-    console = open_console(quiet, stdout=True)
+    console = terminal.open_console(quiet, stdout=True)
     if made.scale is not None:
         for differences in (False, True) if len(made.methods) > 1 else (False,):
             table = tabulate_comparison(made, differences)

@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equifed.cli.terminal import (
-    Config,
-    Folder,
-    Json,
-    Overwrite,
-    Quiet,
-    Set,
-    Trust,
-    Workers,
-    complete_names,
-    open_console,
-    print_json,
-    resumable,
-)
+from equifed.cli import terminal
 
 if TYPE_CHECKING:
     from equifed.data.infer import Guess
@@ -32,13 +19,15 @@ if TYPE_CHECKING:
 
 Engine = Annotated[
     str | None,
-    typer.Option(help="Same as --set engine.name=NAME.", autocompletion=complete_names("engines")),
+    typer.Option(
+        help="Same as --set engine.name=NAME.", autocompletion=terminal.complete_names("engines")
+    ),
 ]
 Track = Annotated[
     list[str] | None,
     typer.Option(
         help="Follow the run elsewhere; see: equifed list trackers.",
-        autocompletion=complete_names("trackers"),
+        autocompletion=terminal.complete_names("trackers"),
     ),
 ]
 
@@ -56,9 +45,9 @@ def init(
     ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
     examples: Annotated[Path | None, typer.Option(help="Write examples to this folder.")] = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: terminal.Overwrite = False,
+    quiet: terminal.Quiet = False,
+    json: terminal.Json = False,
 ) -> None:
     """Look at a table and write a commented configuration for it, ready to run."""
     from equifed.runs.init import copy_examples, write_first_config
@@ -68,7 +57,7 @@ def init(
     if examples is not None:
         copied = copy_examples(examples, overwrite)
         if json:
-            print_json({"examples": list(map(str, copied))})
+            terminal.print_json({"examples": list(map(str, copied))})
         elif not quiet:
             typer.echo("\n".join(map(str, copied)))
         return
@@ -80,7 +69,7 @@ def init(
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
     _try(out)
     if json:
-        print_json({"out": str(out), **asdict(guess)})
+        terminal.print_json({"out": str(out), **asdict(guess)})
     elif not quiet:
         typer.echo("\n".join(_describe(guess, out)))
 
@@ -144,13 +133,13 @@ def _describe(guess: Guess, out: Path) -> list[str]:
 
 
 def run(
-    config: Config,
+    config: terminal.Config,
     out: Annotated[Path | None, typer.Option(help="Folder for the run; runs/CONFIG-SEED.")] = None,
-    settings: Set = None,
+    settings: terminal.Set = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     engine: Engine = None,
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
-    workers: Workers = 1,
+    workers: terminal.Workers = 1,
     track: Track = None,
     report: Annotated[bool, typer.Option("--report", help="Also write the report.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will take.")] = False,
@@ -162,9 +151,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    overwrite: terminal.Overwrite = False,
+    quiet: terminal.Quiet = False,
+    json: terminal.Json = False,
 ) -> None:
     """Train what a configuration file describes."""
     if with_alone and workers > 1:
@@ -185,11 +174,11 @@ def run(
         from equifed.runs.init import describe_estimate, estimate
 
         found = estimate(parsed)
-        print_json(found) if json else typer.echo(describe_estimate(found))
+        terminal.print_json(found) if json else typer.echo(describe_estimate(found))
         return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
-    with resumable(f"equifed resume {folder}", folder):
-        with ProgressBar(open_console(quiet), config.stem) as bar:
+    with terminal.resumable(f"equifed resume {folder}", folder):
+        with ProgressBar(terminal.open_console(quiet), config.stem) as bar:
             history = runs.run(
                 parsed, folder, overwrite=overwrite, callbacks=[bar], track=track or []
             )
@@ -202,25 +191,25 @@ def run(
 
 
 def resume(
-    folder: Folder,
-    workers: Workers = 1,
+    folder: terminal.Folder,
+    workers: terminal.Workers = 1,
     accept_config: Annotated[
         bool, typer.Option("--accept-config", help="Resume under a config.toml that was changed.")
     ] = False,
-    trust: Trust = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    trust: terminal.Trust = False,
+    quiet: terminal.Quiet = False,
+    json: terminal.Json = False,
 ) -> None:
     """Resume an interrupted run. The result is identical to an uninterrupted one."""
     if workers > 1:
         _run_in_processes(workers, *(["--trust"] if trust else []))
-    with resumable(f"equifed resume {folder}", folder):
+    with terminal.resumable(f"equifed resume {folder}", folder):
         from equifed.runs import run as runs
         from equifed.training.folder import is_complete
         from equifed.training.trackers import ProgressBar
 
         complete = is_complete(folder)
-        with ProgressBar(open_console(quiet), folder.name) as bar:
+        with ProgressBar(terminal.open_console(quiet), folder.name) as bar:
             history = runs.resume(folder, callbacks=[bar], accept_config=accept_config, trust=trust)
         if complete and not quiet:
             typer.echo(f"{folder} is complete; there is nothing to resume.", err=True)
@@ -244,9 +233,11 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
         clients: dict[str, dict[str, dict[str, float]]] = {}
         for split, metric in sorted(measured):
             clients.setdefault(split, {})[metric] = history.per_client(metric, split)
-        print_json({"folder": str(folder), "summary": history.summary(), "clients": clients})
+        terminal.print_json(
+            {"folder": str(folder), "summary": history.summary(), "clients": clients}
+        )
         return
-    out = open_console(quiet, stdout=True)
+    out = terminal.open_console(quiet, stdout=True)
     if history.main_metric() is not None:
         out.print(tabulate_clients({folder.name: history}))
     for line in describe_events(history):

@@ -25,19 +25,10 @@ from equifed.engines.evaluate import check_metrics
 from equifed.engines.own import settle_own
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.models.losses import outputs_for, resolve_loss, weigh_classes
+from equifed.runs import schema
 from equifed.runs.catalogue import SECTIONS, load_address
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
-from equifed.runs.schema import (
-    AUTO,
-    Checker,
-    ConfigError,
-    Sizes,
-    Table,
-    blame,
-    choose,
-    construct,
-    settings,
-)
+from equifed.runs.schema import ConfigError, Table
 from equifed.steps.automatic import with_measured_step
 from equifed.training.events import show_algorithm
 from equifed.training.final_model import Giver
@@ -70,7 +61,7 @@ class Run:
     ) -> History:
         """Train, and return what happened."""
         config = self.config
-        with limit_threads(config.threads), blame(HUGE, OverflowError):
+        with limit_threads(config.threads), schema.blame(HUGE, OverflowError):
             history = train(
                 self.algorithm, self.clients, rounds=config.rounds, seed=config.seed,
                 evaluate=self.evaluate, every=config.evaluate.every,
@@ -112,19 +103,19 @@ def load_metrics(names: Sequence[str]) -> tuple[Metric, ...]:
 
 def load_data(data: Table) -> Federation:
     """Load the federation of a resolved ``[data]`` table."""
-    federation: Federation = choose("data", data, "data")
-    if "holdout" in settings(SECTIONS["data"][data["name"]].load()):
+    federation: Federation = schema.choose("data", data, "data")
+    if "holdout" in schema.settings(SECTIONS["data"][data["name"]].load()):
         return federation  # divided before it was prepared
-    holdout: Holdout = construct(Holdout, data["holdout"], "data.holdout")
+    holdout: Holdout = schema.construct(Holdout, data["holdout"], "data.holdout")
     if not holdout.wanted:
         return federation
     return federation.split(holdout.validation, holdout.test, holdout.seed)
 
 
-@blame(HUGE, OverflowError)
+@schema.blame(HUGE, OverflowError)
 def build_run(config: RunConfig) -> Run:
     """Load the data and construct model, engine and algorithm."""
-    shared: ModelSettings = construct(ModelSettings, config.model, "model")
+    shared: ModelSettings = schema.construct(ModelSettings, config.model, "model")
     data = load_data(config.data)
     loss = resolve_loss(shared.loss, data.classes)
     threads = config.threads or torch.get_num_threads()
@@ -142,19 +133,19 @@ def build_run(config: RunConfig) -> Run:
 def _build_engine(
     config: RunConfig, shared: ModelSettings, named: str, data: Federation, algorithm: AnyAlgorithm
 ) -> Clients:
-    with blame("model.loss: "):
+    with schema.blame("model.loss: "):
         outputs = outputs_for(data, named)
-    with blame("model."):
+    with schema.blame("model."):
         plain = SECTIONS["losses"][named].load()
         loss = weigh_classes(plain, shared.class_weights, data)
     _check_device(config.engine.get("device", "cpu"))
     module, steps = build_module(config, data.input_shape, outputs), shared.own_steps
     if shared.own is not None and steps == "auto" and uses_minibatches(algorithm):
         steps = "joint"  # profile losses need all samples
-    with blame("model."):
+    with schema.blame("model."):
         dimensions = len(data.input_shape)
         settle_own(module, loss, dimensions, shared.own, steps, shared.own_l2, shared.l2)
-    clients: Clients = choose(
+    clients: Clients = schema.choose(
         "engines", config.engine, "engine", data=data, model=module, loss=loss, l2=shared.l2,
         init=shared.resolve_init(config.model["name"]), penalise=shared.penalise,
         dtype=getattr(torch, shared.dtype), own=shared.own, own_l2=shared.own_l2, own_steps=steps,
@@ -167,7 +158,7 @@ def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
-        module: nn.Module = choose("models", config.model, "model", **given)
+        module: nn.Module = schema.choose("models", config.model, "model", **given)
     return module
 
 
@@ -176,7 +167,7 @@ def _settle_engine(engine: Table, clients: Clients) -> Table:
     if clients.choice is None or engine["name"] != "auto":
         return engine
     name = clients.engine
-    known = settings(SECTIONS["engines"][name].load())
+    known = schema.settings(SECTIONS["engines"][name].load())
     return {"name": name} | {key: value for key, value in engine.items() if key in known}
 
 
@@ -189,7 +180,7 @@ def measure_step(
         inner, core = measure_step(table["algorithm"], wrapper.algorithm, clients, seed)
         return {**table, "algorithm": inner}, replace(wrapper, algorithm=core)
     holder = table.get("local", table)
-    if holder.get("lr") != AUTO:
+    if holder.get("lr") != schema.AUTO:
         return table, algorithm
     if not isinstance(getattr(algorithm, "local", None), LocalSGD):
         raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
@@ -209,12 +200,14 @@ def measure_step(
     return ({**table, "local": chosen} if "local" in table else chosen), measured
 
 
-def resolve_algorithm(given: Any, clients: Clients, seed: int, sizes: Sizes = None) -> AnyAlgorithm:
+def resolve_algorithm(
+    given: Any, clients: Clients, seed: int, sizes: schema.Sizes = None
+) -> AnyAlgorithm:
     """Return an algorithm that is given as one, as a name or as a table."""
     if not isinstance(given, str | Mapping):
         algorithm: AnyAlgorithm = given
         return algorithm
-    checker = Checker(measures=True)
+    checker = schema.Checker(measures=True)
     table = checker.choice("algorithms", given, "algorithm")
     checker.raise_problems()
     made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
@@ -239,9 +232,9 @@ def _check_measured(config: RunConfig, data: Federation) -> None:
     """Refuse metrics, stops and final models that need what is not there or not measured."""
     stop, evaluated, there = config.stop, config.evaluate, data.splits()
     loss = SECTIONS["losses"][config.model["loss"]].load()
-    with blame("evaluate.metrics: "):
+    with schema.blame("evaluate.metrics: "):
         check_metrics(load_metrics(evaluated.metrics), data.classes, loss)
-    with blame("give_out: "):
+    with schema.blame("give_out: "):
         Giver(config.give_out, stop.proof)
         if config.give_out == "validation" and "validation" not in {*there} & {*evaluated.splits}:
             raise ValueError(

@@ -219,7 +219,11 @@ def read_variants(
             name = point if alone else ", ".join(filter(None, (variant, point)))
             if name in found:
                 raise ConfigError([f"two configurations are called {name!r}; rename a file"])
-            found[name] = configure(table, more, [*overrides, *chosen], path.parent, name)
+            merged = merge_tables(table, more)
+            for override in (*overrides, *chosen):
+                apply_override(merged, override)
+            with blame(f"{name}: "):
+                found[name] = RunConfig.from_dict(merged, base=path.parent)
     if not found:
         raise ConfigError(["there is nothing to compare; name configuration files"])
     first, base = next(iter(found.items()))
@@ -254,18 +258,6 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
         ]
         for values in itertools.product(*grid.values())
     }
-
-
-def configure(
-    table: Mapping[str, Any], variant: Mapping[str, Any], overrides: Iterable[str], base: Path,
-    name: str,
-) -> RunConfig:  # fmt: skip
-    """Check a table with a variant and overrides put in; what is wrong is said of ``name``."""
-    merged = merge_tables(table, variant)
-    for one in overrides:
-        apply_override(merged, one)
-    with blame(f"{name}: "):
-        return RunConfig.from_dict(merged, base=base)
 
 
 def merge_tables(table: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:

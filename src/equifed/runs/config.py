@@ -20,19 +20,9 @@ from equifed.algorithms.guard import Guard, guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.split import Holdout
+from equifed.runs import schema
 from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.schema import (
-    AUTO,
-    BY_SIZE,
-    Checker,
-    ConfigError,
-    Table,
-    blame,
-    choose,
-    construct,
-    describe_fields,
-    settings,
-)
+from equifed.runs.schema import Checker, ConfigError, Table, settings
 from equifed.training.final_model import GiveOut, SplitName, StopWhen
 from equifed.training.play_round import MissingPolicy
 
@@ -226,7 +216,7 @@ class RunConfig(Plain):
     def to_dict(self) -> Table:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
         plain = {key: getattr(self, key) for key in (*settings(Plain), *CHOSEN)}
-        records = {key: describe_fields(getattr(self, key)) for key in RECORDS}
+        records = {key: schema.describe_fields(getattr(self, key)) for key in RECORDS}
         return {key: value for key, value in plain.items() if value is not None} | records
 
     def to_toml(self) -> str:
@@ -243,7 +233,8 @@ def resolve(checker: Checker, table: Mapping[str, Any], known: Sequence[str], gu
             checker.problem(key, unknown("setting or table", key, known))
     plain = {key: setting for key, setting in settings(Plain).items() if key in known}
     resolved = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
-    table = {**table, "guard": complete_guard(table.get("guard", guard))}
+    given = table.get("guard", guard)  # a word alone is its mode
+    table = {**table, "guard": {"mode": given} if isinstance(given, str) else given}
     for key in CHOSEN:
         if key in known:
             resolved[key] = _chosen(checker, key, table.get(key, {}))
@@ -256,7 +247,9 @@ def resolve(checker: Checker, table: Mapping[str, Any], known: Sequence[str], gu
 
 def read_table(path: Path) -> Table:
     """Read a TOML file."""
-    with blame(f"{path} is not a TOML file: ", (tomllib.TOMLDecodeError, UnicodeDecodeError)):
+    with schema.blame(
+        f"{path} is not a TOML file: ", (tomllib.TOMLDecodeError, UnicodeDecodeError)
+    ):
         return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -304,7 +297,7 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     if key == "engine" and isinstance(value, Mapping):
         value = {"name": "auto", **value}
     table = checker.choice(section, value, key, settings(shared) if shared else None)
-    if key == "model" and table.get("loss", AUTO) != AUTO:
+    if key == "model" and table.get("loss", schema.AUTO) != schema.AUTO:
         table["loss"] = checker.locate("losses", table["loss"], "model.loss")
     return table
 
@@ -332,9 +325,12 @@ def construct_parts(resolved: Table) -> Table:
     for key, record in {"": Plain, **RECORDS, **shared, "algorithm": None}.items():
         try:
             if record is not None:
-                made[key] = construct(record, resolved.get(key, resolved), key)
-            else:
-                check_guard(build_algorithm(resolved[key]), made.get("guard"))
+                made[key] = schema.construct(record, resolved.get(key, resolved), key)
+                continue
+            algorithm, guard = build_algorithm(resolved[key]), made.get("guard")
+            with schema.blame("guard: "):  # whether its weights can be bounded
+                if guard is not None:
+                    guard_algorithm(algorithm, guard)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -342,28 +338,16 @@ def construct_parts(resolved: Table) -> Table:
     return {**vars(made[""]), **{key: made[key] for key in RECORDS}}
 
 
-def complete_guard(given: Any) -> Any:
-    """Return the table of a guard; a word alone is its mode."""
-    return {"mode": given} if isinstance(given, str) else given
-
-
-def check_guard(algorithm: AnyAlgorithm, guard: Guard | None) -> None:
-    """Refuse an algorithm whose weights cannot be bounded as the guard wants it."""
-    with blame("guard: "):
-        if guard is not None and guard.mode == "on":
-            guard_algorithm(algorithm, guard)
-
-
 def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgorithm:
     """Return the algorithm of a resolved table; ``sizes`` are the clients' training samples."""
     text = json.dumps(table)
-    needed = None if sizes is None or f'"{BY_SIZE}"' not in text else tuple(sizes)
+    needed = None if sizes is None or f'"{schema.BY_SIZE}"' not in text else tuple(sizes)
     return _algorithm(text, needed)
 
 
 @functools.lru_cache(maxsize=16)  # algorithms are values: the same one may serve again
 def _algorithm(text: str, sizes: tuple[int, ...] | None) -> AnyAlgorithm:
-    algorithm: AnyAlgorithm = choose("algorithms", json.loads(text), "algorithm", sizes)
+    algorithm: AnyAlgorithm = schema.choose("algorithms", json.loads(text), "algorithm", sizes)
     return algorithm
 
 

@@ -21,22 +21,10 @@ import numpy as np
 from equifed.contract.arrays import show_text
 from equifed.report import Method, build, csv_text, read_methods, write_report
 from equifed.runs.load import CARD, write_model_card
+from equifed.training import tables
 from equifed.training.files import RunFolderError, digest, write_file
 from equifed.training.folder import is_complete, open_run_folder
 from equifed.training.history import History
-from equifed.training.tables import (
-    ALONE,
-    CHECKSUMS,
-    CONFIG,
-    DETAILS,
-    EVENTS,
-    FILES,
-    MODEL,
-    OWN,
-    PREPARATION,
-    RUN,
-    SUMMARY,
-)
 
 __all__ = ["pack_evidence"]
 
@@ -47,22 +35,22 @@ FEDERATION = "flower.json"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of every file in the zip
 
 QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("1 (c), 2 (c)", "Which software, in which versions?", (VERSIONS, f"run/{RUN}")),
+    ("1 (c), 2 (c)", "Which software, in which versions?", (VERSIONS, f"run/{tables.RUN}")),
     ("2 (a), 2 (b)", "How was it developed: methods, steps, design choices, and what is it "
-     "optimised for?", (f"run/{CONFIG}", CARD)),
+     "optimised for?", (f"run/{tables.CONFIG}", CARD)),
     ("2 (b)", "Which trade-offs were made between those concerned?", ("report.html", CLIENT_TABLE)),
     ("2 (d)", "Which data: where from, how selected and prepared?",
-     (f"run/{RUN}", f"run/{PREPARATION}", CARD)),
+     (f"run/{tables.RUN}", f"run/{tables.PREPARATION}", CARD)),
     ("2 (g)", "How was it validated and tested, by which metrics, and what did the tests log?",
-     ("report.html", "run/metrics.csv", f"run/{DETAILS}", "run/rounds.csv")),
+     ("report.html", "run/metrics.csv", f"run/{tables.DETAILS}", "run/rounds.csv")),
     ("2 (g), 3", "How accurate is it for specific groups of persons, here the clients, and what "
-     "are its limits?", (CLIENT_TABLE, CARD, f"run/{DETAILS}", f"run/{ALONE}")),
+     "are its limits?", (CLIENT_TABLE, CARD, f"run/{tables.DETAILS}", f"run/{tables.ALONE}")),
     ("2 (g), 2 (h)", "What went wrong on the way: who was left out, kept in bounds, or stood out?",
-     (f"run/{EVENTS}", "report.html")),
+     (f"run/{tables.EVENTS}", "report.html")),
     ("2 (h)", "Which measures protected the participants?", (f"run/{FEDERATION}",)),
     ("2 (b), 4", "Is the optimisation finished, and is that proved?", (CERTIFICATE,)),
     ("4", "Are the metrics appropriate, and how sure are they?", ("report.html",)),
-    ("6", "Is this what was run, unchanged since?", (f"run/{CHECKSUMS}", SUMS)),
+    ("6", "Is this what was run, unchanged since?", (f"run/{tables.CHECKSUMS}", SUMS)),
 )  # fmt: skip
 """Points of Annex IV, what they ask, and the files that answer."""
 
@@ -108,8 +96,10 @@ def collect_evidence(path: Path, with_model: bool, trust: bool) -> dict[str, byt
         raise RunFolderError(f"{path} has not ended; resume it with: equifed resume {path}")
     open_run_folder(path, trust=trust)
     history = History.load(path, model=False)
-    left = () if with_model else (MODEL, OWN)
-    names = [n for n in (*FILES, SUMMARY, CHECKSUMS, FEDERATION) if n not in left]
+    left = () if with_model else (tables.MODEL, tables.OWN)
+    names = [
+        n for n in (*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION) if n not in left
+    ]
     files = {f"run/{n}": (path / n).read_bytes() for n in names if (path / n).exists()}
     files |= _write_pages(path, trust)
     files[CLIENT_TABLE] = tabulate_clients(history).encode()

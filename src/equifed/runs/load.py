@@ -16,7 +16,7 @@ from safetensors.torch import load, load_file
 from torch import nn
 
 from equifed.contract.arrays import Losses
-from equifed.data.columns import Columns, group_rows, name_categories, read_columns
+from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import CategoryColumn, Preparation, digest_json
 from equifed.data.split import DataError, DataWarning
@@ -307,17 +307,20 @@ def _gather(
             "The run was trained on arrays, whose columns have no names; measure it in Python with "
             "equifed.load_predictor(folder)."
         )
-    columns = read_columns(table)
-    if prepared.target.name not in columns:
-        raise DataError(
-            f"The table has no column {prepared.target.name!r}, the target; it has "
-            f"{', '.join(list(columns)[:20])}."
-        )
-    columns, unlabelled = _keep_labelled(columns, prepared.target.name)
+    columns, target = read_columns(table), prepared.target.name
+    if target not in columns:
+        has = ", ".join(list(columns)[:20])
+        raise DataError(f"The table has no column {target!r}, the target; it has {has}.")
+    rows = columns.rows
+    columns = columns.take(np.flatnonzero([v is not None for v in columns[target]]))
+    if not columns.rows:
+        raise DataError(f"No row has a value in {target!r}, the target: nothing can be measured.")
+    told = f"{rows - columns.rows} of {rows} row(s) without a value in {target!r} are left out."
+    unlabelled = [told] if columns.rows < rows else []
     for sentence in [*unlabelled, *find_strangers(predictor, columns, client)]:
         warnings.warn(sentence, DataWarning, stacklevel=3)
     features = predictor.features(columns, client)
-    targets = prepared.encode_target(columns[prepared.target.name])
+    targets = prepared.encode_target(columns[target])
     owners: Sequence[Any] = columns.get(prepared.client or "", [])
     if client is not None:
         owners = [client] * len(features)
@@ -333,16 +336,6 @@ def _gather(
     clients = {name: (features[rows], values[rows]) for name, rows in group_rows(owners).items()}
     made = Federation.from_clients(clients, name="new rows", classes=classes)
     return replace(made, preparation=prepared)
-
-
-def _keep_labelled(columns: Columns, target: str) -> tuple[Columns, list[str]]:
-    """Return the rows that have a target, and what to say about the others."""
-    labelled = np.flatnonzero([value is not None for value in columns[target]])
-    left = columns.rows - len(labelled)
-    if not len(labelled):
-        raise DataError(f"No row has a value in {target!r}, the target: nothing can be measured.")
-    told = [f"{left} of {columns.rows} row(s) without a value in {target!r} are left out."]
-    return columns.take(labelled), told if left else []
 
 
 def find_strangers(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -200,48 +199,36 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int = 1, console: Console) -> list
 def run_missing(
     planned: Sequence[Job | Task], at_once: int, console: Console, progress: bool | None = None
 ) -> list[Any]:
-    """Run what is not complete; return a history, a reason of failure, or None for each."""
-    left = [job for job in planned if not job.complete]
-    done = itertools.count(len(planned) - len(left) + 1)
+    """Run what is not complete, in turn with bars if wanted, or side by side in processes.
 
-    def tell(job: Planned, outcome: Any) -> None:
-        word = "failed" if isinstance(outcome, str) else "done"
-        if job.folder is not None:
-            print_line(console, f"{job.title}: {word} ({next(done)} of {len(planned)} runs)")
-
-    if len(left) < len(planned):
-        kept = len(planned) - len(left)
-        print_line(console, f"{kept} of {len(planned)} runs are there already.")
-    found = dict(zip(left, run_all(left, at_once, progress, tell), strict=True))
-    return [found.get(job) for job in planned]
-
-
-def run_all(
-    planned: Sequence[Job | Task],
-    at_once: int,
-    progress: bool | None,
-    tell: Callable[[Planned, Any], None],
-) -> list[Any]:
-    """Run in turn, with bars if wanted, or side by side in processes; return what came of each."""
+    Returns a history, a reason of failure, or None for each.
+    """
     if at_once < 1:
         raise ValueError(f"jobs must be at least 1, got {at_once}.")
-    if at_once == 1 or len(planned) <= 1:
-        found = []
-        for job in planned:
-            found.append(job.run(progress))
-            tell(job, found[-1])
-        return found
+    left = [job for job in planned if not job.complete]
+    kept, found = len(planned) - len(left), dict[Planned, Any]()
+
+    def tell(job: Planned, outcome: Any) -> None:
+        found[job], word = outcome, "failed" if isinstance(outcome, str) else "done"
+        if job.folder is not None:
+            print_line(console, f"{job.title}: {word} ({kept + len(found)} of {len(planned)} runs)")
+
+    if kept:
+        print_line(console, f"{kept} of {len(planned)} runs are there already.")
+    if at_once == 1 or len(left) <= 1:
+        for job in left:
+            tell(job, job.run(progress))
+        return [found.get(job) for job in planned]
     # Spawned, not forked: a forked torch may hang in its thread pool.
-    pool = ProcessPoolExecutor(
-        min(at_once, len(planned)), get_context("spawn"), _watch_parent, (os.getpid(),)
-    )
+    workers, context = min(at_once, len(left)), get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _watch_parent, (os.getpid(),))
     try:
-        futures: dict[Future[Any], Planned] = {pool.submit(job.run): job for job in planned}
+        futures: dict[Future[Any], Planned] = {pool.submit(job.run): job for job in left}
         for future in as_completed(futures):
             tell(futures[future], future.result())  # raises what went wrong at once
     finally:
         pool.shutdown(cancel_futures=True)
-    return [future.result() for future in futures]
+    return [found.get(job) for job in planned]
 
 
 def _watch_parent(parent: int) -> None:

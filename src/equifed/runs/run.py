@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -20,20 +19,12 @@ from equifed.runs.alone import add_alone, wants_alone
 from equifed.runs.build import Run, build_run
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.training.files import (
-    RunFolderError,
-    digest,
-    lock_folder,
-    read_json,
-    read_sealed,
-    refuse_links,
-    seal,
-    write_file,
-)
-from equifed.training.folder import RunFolder, is_complete, open_run_folder
+from equifed.training import files
+from equifed.training.files import RunFolderError
+from equifed.training.folder import RunFolder, is_complete, open_run_folder, write_provenance
 from equifed.training.folder import refuse_existing as refuse_run
 from equifed.training.history import History
-from equifed.training.tables import CONFIG, PREPARATION, RUN, SUMMARY, check_format
+from equifed.training.tables import CONFIG, RUN, SUMMARY, check_format
 from equifed.training.trackers import Callback
 
 POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0
@@ -117,15 +108,10 @@ def start(
     folder = RunFolder(out, built.federation.names, built.clients.group(), more)
     if folder.writes:
         out.mkdir(parents=True, exist_ok=True)
-        first = (out / CONFIG, out / SUMMARY, out / PREPARATION)
-        for old in (*first, *folder.checkpoints.glob("*.json")):
+        for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
-        if built.federation.preparation is not None:
-            text = json.dumps(built.federation.preparation.to_json(), indent=1)
-            write_file(out / PREPARATION, text.encode() + b"\n")
-        config = built.config.to_toml().encode()
-        write_file(out / RUN, seal({**built.provenance, CONFIG: digest(config)}))
-        write_file(out / CONFIG, config)
+        told = {**built.provenance, "config": built.config.to_dict()}
+        write_provenance(out, told, built.federation, None)
     folder.create(overwrite=True)
     return built.train(callbacks, folder, progress=progress)
 
@@ -156,13 +142,13 @@ def resume(
         raise RunFolderError(
             f"{out} holds no run that could go on: {CONFIG} is missing. Start one with: equifed run"
         )
-    refuse_links(out)
+    files.refuse_links(out)
     if is_complete(out):
         return History.load(out)
     with _lock(out):
         # Tables are compared later, checkpoint by checkpoint: an older one may do.
         open_run_folder(out, trust=trust, check=partial(check_config, accept=accept_config))
-        told = read_sealed(out / RUN)
+        told = files.read_sealed(out / RUN)
         built = build_run(RunConfig.read(out / CONFIG))
         more = wants_alone(built)
         folder = RunFolder(out, built.federation.names, built.clients.group(), more)
@@ -179,13 +165,13 @@ def resume(
 
 def _lock(out: Path) -> AbstractContextManager[None]:
     """Let the first process of a run hold its folder."""
-    return lock_folder(out) if is_first() else nullcontext()
+    return files.lock_folder(out) if is_first() else nullcontext()
 
 
 def check_config(out: Path, accept: bool = False) -> None:
     """Refuse a configuration that is not the run's, or take it in its place."""
-    check_format(read_json(out / RUN), out)
-    told, found = read_sealed(out / RUN), digest((out / CONFIG).read_bytes())
+    check_format(files.read_json(out / RUN), out)
+    told, found = files.read_sealed(out / RUN), files.digest((out / CONFIG).read_bytes())
     if told.get(CONFIG) == found:
         return
     if not accept:
@@ -195,7 +181,7 @@ def check_config(out: Path, accept: bool = False) -> None:
         )
     told = {**told, CONFIG: found, "replaced": [*told.get("replaced", []), told.get(CONFIG)]}
     if is_first():
-        write_file(out / RUN, seal(told))
+        files.write_file(out / RUN, files.seal(told))
 
 
 # -- several processes ------------------------------------------------------------------------

@@ -21,17 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from equifed.runs.catalogue import (
-    KINDS,
-    SECTIONS,
-    CodeError,
-    UnknownName,
-    load_address,
-    locate_address,
-    name_of,
-    source_file,
-    unknown,
-)
+from equifed.runs import catalogue
 
 Table = dict[str, Any]
 Sizes = Sequence[int] | None
@@ -85,7 +75,7 @@ class Setting:
     def section(self) -> str | None:
         """Section of the catalogue that the argument is chosen from, if it is."""
         names = [getattr(part, "__name__", "") for part in self.parts]
-        return next(filter(None, map(KINDS.get, names)), None)
+        return next(filter(None, map(catalogue.KINDS.get, names)), None)
 
     @cached_property
     def record(self) -> Callable[..., Any] | None:
@@ -118,7 +108,7 @@ def settings(constructor: Callable[..., Any], given: tuple[str, ...] = ()) -> di
     try:
         signature = inspect.signature(constructor, eval_str=True)
     except NameError as error:
-        raise CodeError(
+        raise catalogue.CodeError(
             f"the type of an argument cannot be read ({error}); import it when the module is "
             "loaded, not only for type checkers"
         ) from None
@@ -142,7 +132,7 @@ def describe(value: Any, setting: Setting) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     if setting.section is not None:
-        name = name_of(setting.section, value)
+        name = catalogue.name_of(setting.section, value)
         same = isinstance(setting.default, Mapping) and setting.default.get("name") == name
         return {"name": name, **describe_fields(value, setting.default if same else None)}
     if dataclasses.is_dataclass(value):
@@ -247,7 +237,7 @@ class Checker:
             return {}
         for key in table:
             if key not in wanted:
-                self.problem(_join(path, key), unknown("setting", key, wanted))
+                self.problem(_join(path, key), catalogue.unknown("setting", key, wanted))
         out = {}
         for name, setting in wanted.items():
             if name in table:
@@ -290,7 +280,7 @@ class Checker:
         table = complete(table, default)
         name = table.get("name")
         if not isinstance(name, str):
-            choices = ", ".join(SECTIONS[section].entries())
+            choices = ", ".join(catalogue.SECTIONS[section].entries())
             seen = f"; got {shown(name)}" if "name" in table else ""
             self.problem(_join(path, "name"), f"is required: one of {choices}{seen}")
             return {}
@@ -305,20 +295,22 @@ class Checker:
 
     def find(self, section: str, name: str, path: str) -> tuple[str, Settings] | None:
         """Return a name as it is resolved (your code with its file), and what it takes."""
-        given, kind = name, SECTIONS[section]
+        given, kind = name, catalogue.SECTIONS[section]
         try:
             address = kind[name].address
             if name not in kind.entries():
-                name = address = locate_address(name, self.folder)
-            constructor = load_address(address, self.folder)
+                name = address = catalogue.locate_address(name, self.folder)
+            constructor = catalogue.load_address(address, self.folder)
             if not callable(constructor):
-                raise CodeError(f"{name} is no class or function, but {shown(constructor)}")
+                raise catalogue.CodeError(
+                    f"{name} is no class or function, but {shown(constructor)}"
+                )
             wanted = settings(constructor, kind.given)
-        except (UnknownName, CodeError, TypeError, ValueError) as error:
+        except (catalogue.UnknownName, catalogue.CodeError, TypeError, ValueError) as error:
             self.problem(path, str(error))
             return None
         if name not in kind.entries():
-            self.code[given] = source_file(name)
+            self.code[given] = catalogue.source_file(name)
         return name, wanted
 
     def locate(self, section: str, name: Any, path: str) -> Any:
@@ -343,7 +335,7 @@ def _is_by_size(setting: Setting, value: Any) -> bool:
 def expected(setting: Setting) -> str:
     """Say what a setting takes."""
     if setting.section is not None:
-        section = SECTIONS[setting.section]
+        section = catalogue.SECTIONS[setting.section]
         return f"one of the {setting.section} {', '.join(section.entries())}"
     if setting.record is not None:
         return f"a table with {', '.join(settings(setting.record))}"
@@ -381,8 +373,8 @@ def construct(
 
 def choose(section: str, table: Table, path: str, sizes: Sizes = None, **given: Any) -> Any:
     """Construct what a table names in a section of the catalogue."""
-    made = construct(SECTIONS[section][table["name"]].load(), table, path, sizes, **given)
-    if (lack := SECTIONS[section].lack(made)) is not None:
+    made = construct(catalogue.SECTIONS[section][table["name"]].load(), table, path, sizes, **given)
+    if (lack := catalogue.SECTIONS[section].lack(made)) is not None:
         raise ConfigError([_at(_join(path, "name"), f"{table['name']} {lack}")])
     return made
 

@@ -25,18 +25,8 @@ from equifed.models.curvature import linear_layer
 from equifed.models.losses import fitted_loss, squared
 from equifed.models.predictor import Predictor, class_scores, link_of, most_likely
 from equifed.objectives.base import SaddleObjective
-from equifed.sklearn.solving import (
-    Array,
-    Loss,
-    Newton,
-    SampleWeighted,
-    StopAtDecrement,
-    build_algorithm,
-    build_module,
-    check_parameters,
-    choose_scores,
-    warn_if_unfinished,
-)
+from equifed.sklearn import solving
+from equifed.sklearn.solving import Array
 from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
 
@@ -177,7 +167,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         weights = check_weights(sample_weight, inputs)
         targets = self._read_targets(given, weights)
         check_own(self.own, clients, weights)
-        check_parameters(self.l2, self.rounds, self.tol)
+        solving.check_parameters(self.l2, self.rounds, self.tol)
         self._train(Rows.sort(inputs, targets, clients, weights))
         return self
 
@@ -189,11 +179,11 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         loss, outputs, about = self._choose_loss(rows.inputs)
         labels, weighted = "classes" in about, rows.weights is not None
         classes = len(about["classes"]) if labels and not weighted else None
-        module = build_module(self.model, rows.inputs.shape[1], outputs, self.fit_intercept)
+        module = solving.build_module(self.model, rows.inputs.shape[1], outputs, self.fit_intercept)
         engine = simulate(
             Federation("fit", rows.names, rows.split(), classes=classes),
             module,
-            SampleWeighted(loss, labels) if weighted else loss,
+            solving.SampleWeighted(loss, labels) if weighted else loss,
             l2=self.l2,
             penalise="weights",
             dtype=torch.float64,
@@ -201,8 +191,10 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             own=self.own,
             own_l2=self.own_l2,
         )
-        algorithm = build_algorithm(self.algorithm, self.objective, engine, rows.sizes, int(seed))
-        exact = isinstance(algorithm, Newton)
+        algorithm = solving.build_algorithm(
+            self.algorithm, self.objective, engine, rows.sizes, int(seed)
+        )
+        exact = isinstance(algorithm, solving.Newton)
         self.history_ = train(
             algorithm,
             engine,
@@ -211,9 +203,9 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             evaluate=("train",),
             every=self.rounds,
             progress=False,
-            stop=[StopAtDecrement(self.tol) if exact else StopWhen(at_gap=self.tol)],
+            stop=[solving.StopAtDecrement(self.tol) if exact else StopWhen(at_gap=self.tol)],
         )
-        warn_if_unfinished(self.history_, algorithm, engine, self.tol)
+        solving.warn_if_unfinished(self.history_, algorithm, engine, self.tol)
         self.n_iter_ = len(self.history_.rounds)
         self.clients_ = rows.clients
         self._names = {name_key(c): n for c, n in zip(rows.clients, rows.names, strict=True)}
@@ -324,8 +316,8 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
             )
         return codes.astype(np.int64)
 
-    def _choose_loss(self, inputs: Array) -> tuple[Loss, int, dict[str, Any]]:
-        loss, outputs = choose_scores(self.model, inputs, len(self.classes_))
+    def _choose_loss(self, inputs: Array) -> tuple[solving.Loss, int, dict[str, Any]]:
+        loss, outputs = solving.choose_scores(self.model, inputs, len(self.classes_))
         return loss, outputs, {"classes": tuple(map(str, self.classes_)), "link": link_of(loss)}
 
     def decision_function(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
@@ -368,7 +360,7 @@ class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]
         self.target_shape_ = values.shape[1:]
         return np.asarray(values, dtype=np.float64)
 
-    def _choose_loss(self, inputs: Array) -> tuple[Loss, int, dict[str, Any]]:
+    def _choose_loss(self, inputs: Array) -> tuple[solving.Loss, int, dict[str, Any]]:
         shape = self.target_shape_
         return squared, int(np.prod(shape)), {"outputs_shape": shape}
 

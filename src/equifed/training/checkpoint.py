@@ -18,15 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import ClientVectors
-from equifed.training.files import (
-    UNREADABLE,
-    Damaged,
-    digest,
-    read_json,
-    read_sealed,
-    seal,
-    write_file,
-)
+from equifed.training import files
+from equifed.training.files import Damaged
 from equifed.training.tables import FORMAT, check_format
 
 if TYPE_CHECKING:
@@ -41,7 +34,7 @@ class CheckpointError(RuntimeError):
     """No usable checkpoint, and why."""
 
 
-UNUSABLE: tuple[type[Exception], ...] = (*UNREADABLE, CheckpointError, Damaged)
+UNUSABLE: tuple[type[Exception], ...] = (*files.UNREADABLE, CheckpointError, Damaged)
 
 
 def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any = None) -> None:
@@ -52,9 +45,9 @@ def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any 
     tensors: Tensors = {}
     trees = {"state": pack(state, "state", tensors), "kept": pack(kept, "kept", tensors)}
     payload = save_tensors(tensors)
-    write_file(folder / f"{round:08d}.safetensors", payload)
-    manifest = {"format": FORMAT, "round": round, "tensors": digest(payload), **trees}
-    write_file(folder / f"{round:08d}.json", seal({**manifest, "extra": extra}))
+    files.write_file(folder / f"{round:08d}.safetensors", payload)
+    manifest = {"format": FORMAT, "round": round, "tensors": files.digest(payload), **trees}
+    files.write_file(folder / f"{round:08d}.json", files.seal({**manifest, "extra": extra}))
     for old in _rounds(folder)[:-KEEP]:
         for suffix in (".json", ".safetensors"):
             (folder / f"{old:08d}{suffix}").unlink(missing_ok=True)
@@ -84,10 +77,10 @@ def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[s
     from safetensors.torch import load as load_tensors
 
     path = folder / f"{round:08d}.json"
-    check_format(read_json(path), folder.parent)
-    manifest = read_sealed(path)
+    check_format(files.read_json(path), folder.parent)
+    manifest = files.read_sealed(path)
     payload = path.with_suffix(".safetensors").read_bytes()
-    if digest(payload) != manifest["tensors"]:
+    if files.digest(payload) != manifest["tensors"]:
         raise CheckpointError(f"{path.with_suffix('.safetensors')} does not match its checksum")
     try:
         tensors = load_tensors(payload)

@@ -21,18 +21,8 @@ from typing import Any
 from equifed.contract.arrays import Weights, to_cell
 from equifed.contract.clients import Group
 from equifed.contract.evaluation import Hits
-from equifed.training import checkpoint, tables
-from equifed.training.files import (
-    Damaged,
-    RunFolderError,
-    digest,
-    read_json,
-    read_sealed,
-    read_toml,
-    refuse_links,
-    seal,
-    write_file,
-)
+from equifed.training import checkpoint, files, tables
+from equifed.training.files import Damaged, RunFolderError
 
 GROWING = (*tables.TABLES, tables.EVENTS)
 CHECKPOINTS = "checkpoint"
@@ -108,13 +98,13 @@ class RunFolder:
     def hits(self, hits: Mapping[str, Hits]) -> None:
         """Replace what is known about single samples."""
         if self.writes and hits:
-            write_file(self.path / tables.HITS, tables.pack_hits(hits))
+            files.write_file(self.path / tables.HITS, tables.pack_hits(hits))
 
     def beside(self, history: Any) -> None:
         """Write what samples say, and what clients have alone or without own parts."""
         if self.writes and history.details is not None:
             text = json.dumps(history.details.to_dict()) + "\n"
-            write_file(self.path / tables.DETAILS, text.encode())
+            files.write_file(self.path / tables.DETAILS, text.encode())
         records = {tables.ALONE: history.alone, tables.WITHOUT_OWN: history.without_own}
         for name, record in records.items():
             if self.writes and record is not None:
@@ -128,13 +118,13 @@ class RunFolder:
 
             for name, values in ((tables.MODEL, history.parameters), (tables.OWN, history.own)):
                 if values is not None:
-                    write_file(self.path / name, save(values))
+                    files.write_file(self.path / name, save(values))
             content = (json.dumps(history.summary(), indent=2) + "\n").encode()
             there = (name for name in tables.FILES if (self.path / name).exists())
-            sums = {name: digest((self.path / name).read_bytes()) for name in there}
-            sums[tables.SUMMARY] = digest(content)
-            write_file(self.path / tables.CHECKSUMS, seal(sums))
-            write_file(self.path / tables.SUMMARY, content)
+            sums = {name: files.digest((self.path / name).read_bytes()) for name in there}
+            sums[tables.SUMMARY] = files.digest(content)
+            files.write_file(self.path / tables.CHECKSUMS, files.seal(sums))
+            files.write_file(self.path / tables.SUMMARY, content)
         self.wait()
 
     def due(self, seconds: float) -> bool:
@@ -160,7 +150,7 @@ class RunFolder:
 
     def restore(self, template: Any) -> tuple[int, Any, Any, dict[str, Hits]]:
         """Cut the tables back to the newest checkpoint; return round, state, kept and hits."""
-        refuse_links(self.path)
+        files.refuse_links(self.path)
         found = tables.read_names(self.path / tables.CLIENTS)
         if found != self.names:
             raise RunFolderError(
@@ -208,15 +198,16 @@ def write_provenance(
     for name in (tables.CONFIG, tables.RUN, tables.PREPARATION):  # of a run that was replaced
         (folder / name).unlink(missing_ok=True)
     if text is not None:
-        write_file(folder / tables.PREPARATION, text)
+        files.write_file(folder / tables.PREPARATION, text)
     if not told:
         return
     plain = {key: value for key, value in told.items() if key not in ("config", "sha256")}
-    if told.get("config"):
-        text = tomli_w.dumps(told["config"]).encode()
-        plain[tables.CONFIG] = digest(text)
-        write_file(folder / tables.CONFIG, text)
-    write_file(folder / tables.RUN, seal(plain))
+    config = tomli_w.dumps(told["config"]).encode() if told.get("config") else None
+    if config is not None:
+        plain[tables.CONFIG] = files.digest(config)
+    files.write_file(folder / tables.RUN, files.seal(plain))
+    if config is not None:  # last: without it there is no run to resume
+        files.write_file(folder / tables.CONFIG, config)
 
 
 # -- who may read and replace a folder ----------------------------------------------------------
@@ -238,7 +229,7 @@ def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
             f"{folder} already holds a run; choose another folder, pass --overwrite to replace it, "
             f"or continue it with: equifed resume {folder}"
         )
-    refuse_links(folder)  # what replaces the run would be written through them
+    files.refuse_links(folder)  # what replaces the run would be written through them
 
 
 def check_folder(folder: Path) -> None:
@@ -247,14 +238,14 @@ def check_folder(folder: Path) -> None:
     A complete run has checksums of everything, an interrupted one of its tables, version 0.1 none.
     """
     if is_complete(folder):
-        summary = read_json(folder / tables.SUMMARY)
+        summary = files.read_json(folder / tables.SUMMARY)
         if (folder / tables.CHECKSUMS).exists() or "format" in summary:
-            for name, expected in read_sealed(folder / tables.CHECKSUMS).items():
+            for name, expected in files.read_sealed(folder / tables.CHECKSUMS).items():
                 _check_one(folder, name, (*tables.FILES, tables.SUMMARY), expected)
         return
     for path in sorted((folder / CHECKPOINTS).glob("*.json"), reverse=True):
         try:
-            manifest = read_sealed(path)
+            manifest = files.read_sealed(path)
         except Damaged:
             continue  # damaged, or of version 0.1; an older one may do
         _check_tables(folder, manifest["extra"])
@@ -279,7 +270,7 @@ def _check_one(
             content = file.read(-1 if length is None else length)
     except OSError as error:
         raise Damaged(f"{path} is damaged: {error.strerror}.") from None
-    if digest(content) != expected:
+    if files.digest(content) != expected:
         raise Damaged(f"{path} is damaged: it does not match its checksum.")
 
 
@@ -299,7 +290,7 @@ def open_run_folder(
     path = Path(folder)
     if not path.is_dir():
         raise RunFolderError(f"{path} is no folder; give the folder of a run.")
-    refuse_links(path)
+    files.refuse_links(path)
     check(path)
     code = [] if data_only or trust else find_code(path)
     if code:
@@ -315,7 +306,7 @@ def find_code(folder: Path) -> list[str]:
     exported = (folder / EXPORTED).exists() and (folder / PROGRAM).exists()
     programs = [str(folder / PROGRAM)] if exported else []
     config = folder / tables.CONFIG
-    return sorted(find_addresses(read_toml(config)) if config.exists() else ()) + programs
+    return sorted(find_addresses(files.read_toml(config)) if config.exists() else ()) + programs
 
 
 def find_addresses(config: Mapping[str, Any]) -> set[str]:

@@ -16,26 +16,10 @@ from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
-from equifed.training import events
-from equifed.training.final_model import (
-    FinalModel,
-    GiveOut,
-    Giver,
-    Kept,
-    StopRule,
-    StopWhen,
-    as_rules,
-)
+from equifed.training import events, final_model, play_round
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.play_round import (
-    MissingPolicy,
-    TrainingError,
-    as_run,
-    bind_own,
-    certify_round,
-    play_round,
-)
+from equifed.training.play_round import MissingPolicy, TrainingError
 from equifed.training.tables import FORMAT, describe_value, package_versions
 from equifed.training.trackers import Callback, follow_by_default
 from equifed.training.units import lacks_scale, loss_scale, with_scale
@@ -57,8 +41,8 @@ def train(
     evaluate: Sequence[str] | Evaluator = (),
     every: int = 1,
     metrics: Sequence[str | Metric | Callable[[Any, Any], float]] = (),
-    stop: StopRule | Sequence[StopRule] | StopWhen | None = (),
-    give_out: GiveOut = "auto",
+    stop: final_model.StopRule | Sequence[final_model.StopRule] | final_model.StopWhen | None = (),
+    give_out: final_model.GiveOut = "auto",
     callbacks: Sequence[Callback] = (),
     missing: MissingPolicy = MissingPolicy(),  # noqa: B008 - a frozen value
     progress: bool | None = None,
@@ -114,7 +98,8 @@ def train(
     for name, count in (("rounds", rounds), ("every", every)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}.")
-    asked, rules, ran = as_metrics(metrics), as_rules(stop), as_run(algorithm)
+    asked, ran = as_metrics(metrics), play_round.as_run(algorithm)
+    rules = final_model.as_rules(stop)
     if asked and (callable(evaluate) or not evaluate):
         raise ValueError(
             "metrics are measured on splits: name them in evaluate, as evaluate=['test']."
@@ -127,7 +112,7 @@ def train(
     }  # fmt: skip
     sampled = events.count_asked(ran, len(clients.names)) < len(clients.names)
     means = give_out == "auto" and sampled and not isinstance(clients.curvature(), str)
-    giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in rules), means)
+    giver = final_model.Giver(give_out, any(getattr(rule, "proof", False) for rule in rules), means)
     training = _Training(
         algorithm=ran, clients=clients, rounds=rounds, stream=Stream(seed), evaluate=evaluate,
         every=every, metrics=asked, stop=rules, giver=giver, missing=missing, folder=folder,
@@ -147,8 +132,8 @@ class _Training:
     evaluate: Sequence[str] | Evaluator
     every: int
     metrics: Sequence[Metric]
-    stop: Sequence[StopRule]
-    giver: Giver
+    stop: Sequence[final_model.StopRule]
+    giver: final_model.Giver
     callbacks: Sequence[Callback]
     missing: MissingPolicy
     folder: RunFolder | None
@@ -156,7 +141,7 @@ class _Training:
     first: Sequence[tuple[str, str]]
 
     def __post_init__(self) -> None:
-        self.history, self.kept = History(tuple(self.clients.names)), Kept()
+        self.history, self.kept = History(tuple(self.clients.names)), final_model.Kept()
         self.proved: Any = None  # the objective that certificates are about
         told = [] if self.folder is None else [self.folder]
         self.listeners: list[RunFolder | Callback] = [*told, *self.callbacks]
@@ -219,12 +204,14 @@ class _Training:
         started, before = time.perf_counter(), self.clients.traffic.totals()
         rules = self.missing, self.kept, self._event
         try:
-            played = play_round(self.algorithm, state, self.clients, self.stream, r, *rules)
+            played = play_round.play_round(
+                self.algorithm, state, self.clients, self.stream, r, *rules
+            )
         except TrainingError as error:
             self._event("stopped", r, str(error))
             self._save(r - 1, state)
             raise
-        info, self.kept, self.proved = certify_round(played, self.proved)
+        info, self.kept, self.proved = play_round.certify_round(played, self.proved)
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
         cost = (exchanges, up, down, time.perf_counter() - started)
@@ -263,7 +250,7 @@ class _Training:
         if callable(self.evaluate):
             return self.history.add_evaluation(r, self.evaluate(x))
         asked = (self.metrics,) if self.metrics else ()
-        found = bind_own(self.clients, own).evaluate(x, self.evaluate, *asked)
+        found = play_round.bind_own(self.clients, own).evaluate(x, self.evaluate, *asked)
         return self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
@@ -275,7 +262,7 @@ class _Training:
         elif final.weights is not None:
             self.history.weights[r] = final.weights
 
-    def _choose(self, r: int, state: Any) -> FinalModel:
+    def _choose(self, r: int, state: Any) -> final_model.FinalModel:
         model, iterate = self.algorithm.model(state), state.x
         own = model is not iterate and not bool((model == iterate).all())
         final = self.giver.choose(self.kept, r, model, own)
@@ -320,7 +307,7 @@ class _Training:
     def _end(self, state: Any) -> History:
         last, history = self.history.rounds[-1].round, self.history
         final = self._choose(last, state)
-        clients = bind_own(self.clients, final.own)
+        clients = play_round.bind_own(self.clients, final.own)
         own, predictor = clients.own_parts(final.x), clients.predictor(final.x)
         history.parameters = clients.parameters(final.x)
         history.own = None if own is None else clients.own_parameters(own)
@@ -338,7 +325,7 @@ class _Training:
             callback.end(history)
         return history
 
-    def _check_end(self, last: int, clients: Clients, final: FinalModel) -> None:
+    def _check_end(self, last: int, clients: Clients, final: final_model.FinalModel) -> None:
         """Refuse a model that is not finite, record what samples say and what else is wrong."""
         wrong = events.check_finite(self.history.parameters or {})
         if wrong is not None:
