@@ -23,7 +23,6 @@ from equifed.contract.absence import (
     scale_to_present,
     scatter,
 )
-from equifed.contract.arrays import ClientVectors
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 from equifed.objectives.base import Adapted, Objective, SaddleObjective
 
@@ -181,12 +180,11 @@ class Everyone(ClientsView):
 
     @override
     def local_steps(
-        self, x: Vector, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
-        target: Vector | None = None, slopes: Weights | None = None,
+        self, x: Vector, local: LocalSGD, stream: Stream, *, target: Vector | None = None,
+        slopes: Weights | None = None, **more: Any,
     ) -> Moved:  # fmt: skip
-        given = None if slopes is None else slopes[self.index]
-        work = local.work()
-        moved = super().local_steps(x, work, stream, control=control, target=target, slopes=given)
+        work, given = local.work(), None if slopes is None else slopes[self.index]
+        moved = super().local_steps(x, work, stream, target=target, slopes=given, **more)
         if self.complete:
             return moved
         self.steps = np.ones(len(self.names))

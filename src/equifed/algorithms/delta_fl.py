@@ -10,9 +10,8 @@ import numpy as np
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
 from equifed.algorithms.reweighted import State
-from equifed.contract import Clients, Federated, Info, Losses, Stream, Vector, Weights
+from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scatter
-from equifed.contract.local import LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon
 

@@ -6,23 +6,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-import numpy as np
-
 from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
 from equifed.contract import Clients, Federated, Index, Info, Losses, Proof, Stream, Vector, Weights
 from equifed.contract.algorithm import Bound
 from equifed.contract.arrays import ClientVectors
-from equifed.contract.curvature import CurvatureSum
 from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
 from equifed.steps.metric import (
     Metric,
     MetricKind,
     MetricSizes,
+    bound_below,
     choose_form,
     form_metric,
     largest_coupling,
-    least_weighted_loss,
-    rounding,
     step_exactly,
 )
 
@@ -119,20 +115,18 @@ class FairNewton(Federated):
         value, weights, proof = everyone.objective.value(losses), everyone.weights, None
         if not everyone.complete:
             new_x, weights, size = self._without_some(size, everyone, x, losses, c, stream)
-            said = size.said()
         else:
             size, kept = size.judged(x, value)
-            bound, said = None, ()
+            bound = None
             if kept:
                 size, bound = self._refresh(size, everyone, x, losses, c, stream)  # P
                 new_x, weights, size = self._step(size, everyone, x, losses, c)
-                said = size.said()
             else:
                 assert size.origin is not None
                 new_x = size.origin + 0.25 * (x - size.origin)
             gradient = c.weighted_sum(weights)
             proof = Proof(x, losses, weights, gradient, everyone.objective, bound=bound)
-        notes = (*said, *everyone.notes)
+        notes = (*size.said(), *everyone.notes)
         info = Info(weights, losses, value, everyone.index, size.numbers(), notes, proof)
         return State(new_x, weights, losses, size, everyone.away), info
 
@@ -172,15 +166,12 @@ class FairNewton(Federated):
             size = size.corrected(x, c.weighted_sum(weights))
             if not stale:
                 return replace(size, age=size.age + 1), None
-        metric, summed = _sum_curvature(everyone, x, weights, size, stream)
+        metric, summed = form_metric(everyone.behind, x, weights, size.form, stream)
         bound = None
         known = summed.constant and summed.exact and everyone.inexactness(x) is None
         if known and weights.min() >= 0:
             gradient = c.weighted_sum(weights)
-            lower = float(weights @ losses) - everyone.objective.penalty(weights)
-            lower -= least_weighted_loss(summed, metric, gradient)
-            lower -= rounding(x, float(weights @ np.abs(losses)))
-            bound = Bound(lower, weights, gradient, summed)
+            bound = bound_below(everyone.objective, losses, weights, gradient, summed, metric)
         if size.metric is not None and not summed.exact:
             metric = replace(metric, steps=size.metric.steps, changes=size.metric.changes)
         size = replace(size, exact=summed.exact, constant=summed.constant, age=0)
@@ -190,16 +181,16 @@ class FairNewton(Federated):
         self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors
     ) -> tuple[Vector, Weights, MetricSizes]:
         """Return model, weights and sizes after the dual and the primal step."""
-        metric, tau, before = size.metric, size.primal, size.gain
+        metric, tau = size.metric, size.primal
         assert metric is not None
         products = _products(everyone, c, metric)
         value = everyone.objective.value(losses)
         weights, gain = step_exactly(everyone.objective, losses, products, everyone.weights, tau)
         pull = c.step(weights)
-        new_x = x - tau * metric.solve(pull[None])[0].to(pull.dtype)
+        faster = gain / size.gain if size.gain > 0 else 1.0
+        size = replace(size, faster=faster, steepest=largest_coupling(products))
         size = replace(size, origin=x, pull=pull, value=value, gain=gain, share=1.0)
-        faster = gain / before if before > 0 else 1.0
-        return new_x, weights, replace(size, faster=faster, steepest=largest_coupling(products))
+        return x - tau * metric.direction(pull), weights, size
 
     def _without_some(
         self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors,
@@ -208,8 +199,8 @@ class FairNewton(Federated):
         """Return model, weights and sizes after proximal steps in the metric of before."""
         old = everyone.weights
         if size.metric is None:
-            found, _ = _sum_curvature(everyone, x, everyone.scale(old), size, stream)
-            size = replace(size, metric=found, sums=1)
+            found = form_metric(everyone.behind, x, everyone.scale(old), size.form, stream)
+            size = replace(size, metric=found[0], sums=1)
         metric = size.metric
         assert metric is not None
         if not size.steepest:
@@ -217,19 +208,8 @@ class FairNewton(Federated):
         sigma = 1 / max(size.steepest, 1e-300)  # 0.7 / (tau K)
         ahead = 2 * losses - everyone.previous(losses)
         weights = everyone.objective.prox(old + sigma * ahead, sigma)
-        pull = c.step(weights)
-        new_x = x - TAU * metric.solve(pull[None])[0].to(pull.dtype)
+        new_x = x - TAU * metric.direction(c.step(weights))
         return new_x, weights, replace(size, origin=None, pull=None)
-
-
-def _sum_curvature(
-    everyone: Everyone, x: Vector, weights: Weights, size: MetricSizes, stream: Stream
-) -> tuple[Metric, CurvatureSum]:
-    """Return the metric of the clients' Hessians, and their sum."""
-    found = form_metric(everyone.behind, x, np.abs(weights), size.form, stream.at("metric"))
-    if isinstance(found, str):
-        raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
-    return found
 
 
 def _products(everyone: Everyone, c: ClientVectors, metric: Metric) -> Losses:

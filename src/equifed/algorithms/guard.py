@@ -290,11 +290,11 @@ class GuardedClients(ClientsView):
 
     @override
     def local_steps(
-        self, x: Vector, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
-        target: Vector | None = None, slopes: Weights | None = None,
+        self, x: Vector, local: LocalSGD, stream: Stream, *, slopes: Weights | None = None,
+        **more: Any,
     ) -> Moved:  # fmt: skip
         work = local.work()
-        moved = super().local_steps(x, work, stream, control=control, target=target, slopes=slopes)
+        moved = super().local_steps(x, work, stream, slopes=slopes, **more)
         for kind in ITERATES:
             if (models := getattr(moved, kind)) is not None:
                 models.partner = moved.displacement

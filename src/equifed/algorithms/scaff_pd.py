@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.safeguarded import Safeguarded
-from equifed.contract import Clients, Index, Losses, Stream, Vector, Weights
+from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients
 from equifed.contract.algorithm import AnyAlgorithm, Federated, Info, Proof
-from equifed.contract.local import LocalSGD
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.schedules import Problem, Schedule, StepSizes, WeightChange

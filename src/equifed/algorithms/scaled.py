@@ -266,14 +266,9 @@ class _Scaling(ClientsView):
 
     @override
     def local_steps(
-        self,
-        x: Vector,
-        local: LocalSGD,
-        stream: Stream,
-        *,
-        target: Vector | None = None,
+        self, x: Vector, local: LocalSGD, stream: Stream, *, target: Vector | None = None,
         **more: Any,
-    ) -> Moved:
+    ) -> Moved:  # fmt: skip
         known = self.coordinates
         work = local.work(scale=known.gradient_metric)
         back = None if target is None else known.slope_back.multiply(target)

@@ -98,12 +98,12 @@ class LocalSGD:
                 f"epochs={self.epochs}."
             )
         for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            _check_count(name, value)
-            if name in ("steps", "epochs") and value is not None and value > MOST_STEPS:
-                raise ValueError(
-                    f"LocalSGD {name} must be at most {MOST_STEPS:,} in one round, got {value}."
-                )
+            _check_count(name, getattr(self, name))
+        if (most := max(self.steps or 0, self.epochs or 0)) > MOST_STEPS:
+            name = "epochs" if self.steps is None else "steps"
+            raise ValueError(
+                f"LocalSGD {name} must be at most {MOST_STEPS:,} in one round, got {most}."
+            )
         if self.onto is not None and (self.radius is not None or not callable(self.onto)):
             raise ValueError(
                 f"LocalSGD onto must be a function of a model, without a radius beside it, got "
@@ -178,13 +178,8 @@ class LocalWork(LocalSGD):
     @property
     def results(self) -> tuple[str, ...]:
         """The vectors that a client sends back, by their names in :class:`Moved`."""
-        optional = {
-            "snapshot": self.snapshot is not None,
-            "average": self.average,
-            "mean_gradient": self.mean_gradient,
-            "multiplier": self.multiplier,
-        }
-        return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
+        optional = "snapshot", "average", "mean_gradient", "multiplier"
+        return ("displacement", *(kind for kind in optional if getattr(self, kind)))
 
     def check(self, control: object, target: object, slopes: object) -> None:
         """Refuse half a correction, a multiplier without one, or a hinge without slopes."""

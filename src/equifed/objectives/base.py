@@ -8,7 +8,10 @@ model's precision. A new objective derives from one of the classes here and adds
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
+from operator import attrgetter, methodcaller
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,13 +21,35 @@ from equifed.contract.arrays import Losses, Weights
 from equifed.contract.settings import check_settings
 from equifed.objectives.projections import Permutahedron, project_capped_simplex, tilt
 
+ARGUMENTS = {"value": "losses", "weights": "losses", "penalty": "weights", "prox": "point"}
+"""Methods of objectives, and the vector that each takes: one finite number per client."""
+
+
+def _check_first(method: Callable[..., Any], argument: str) -> Callable[..., Any]:
+    """Return a method that checks what it is given."""
+
+    @wraps(method)
+    def checked(self: Objective, *given: Any, **named: Any) -> Any:
+        values, *step = given or (named.pop(argument),)
+        more = {name: check_step(value) for name, value in named.items()}
+        return method(self, check_vector(values, argument), *map(check_step, step), **more)
+
+    return checked
+
 
 class Objective(ABC):
     """A function of the losses that training minimises.
 
     Losses are minimised, weights maximise. ``weights`` is a (sub)gradient of ``value``, so that a
-    gradient step of the objective is a gradient step of the weighted sum of client losses.
+    gradient step of the objective is a gradient step of the weighted sum of client losses. What a
+    subclass writes is asked with vectors of finite numbers and steps >= 0 alone: others are refused
+    before.
     """
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        for method in ARGUMENTS.keys() & vars(cls).keys():
+            setattr(cls, method, _check_first(vars(cls)[method], ARGUMENTS[method]))
 
     @abstractmethod
     def value(self, losses: Losses) -> float:
@@ -48,7 +73,6 @@ class SaddleObjective(Objective):
 
     @override
     def value(self, losses: Losses) -> float:
-        losses = check_vector(losses, "losses")
         weights = self.weights(losses)
         return float(weights @ losses) - self.penalty(weights)
 
@@ -120,17 +144,14 @@ class SymmetricSet(SaddleObjective):
 
     @override
     def value(self, losses: Losses) -> float:
-        losses = check_vector(losses, "losses")
         return self.permutahedron(losses.size).value(losses)
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         return self.permutahedron(losses.size).maximiser(losses)
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
         return self.permutahedron(point.size).project(point)
 
 
@@ -143,7 +164,6 @@ class CappedSet(SaddleObjective):
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
         return project_capped_simplex(point, self.caps(point.size))
 
     @override
@@ -220,62 +240,41 @@ class PriorPenalty(Relative, WithPrior):
         return self.strength * self.unit
 
 
+def _ask_inner(name: str) -> Any:
+    """Return a method that asks the objective underneath."""
+
+    def ask(self: Adapted, *given: Any, **named: Any) -> Any:
+        return methodcaller(name, *given, **named)(self.inner)
+
+    return ask
+
+
 class Adapted(SaddleObjective):
     """An objective made from another saddle objective, which answers what is not overridden."""
 
+    base: Any
+
     @property
-    @abstractmethod
     def inner(self) -> SaddleObjective:
-        """The objective underneath."""
+        """The objective underneath: ``base``, a field, if nothing else is written."""
+        return self.base  # type: ignore[no-any-return]
 
-    @override
-    def weights(self, losses: Losses) -> Weights:
-        return self.inner.weights(losses)
-
-    @override
-    def penalty(self, weights: Weights) -> float:
-        return self.inner.penalty(weights)
-
-    @override
-    def prox(self, point: Weights, step: float) -> Weights:
-        return self.inner.prox(point, step)
-
-    @override
-    def penalty_gradient(self, weights: Weights) -> Weights:
-        return self.inner.penalty_gradient(weights)
+    weights: Any = _ask_inner("weights")
+    penalty: Any = _ask_inner("penalty")
+    prox: Any = _ask_inner("prox")
+    penalty_gradient: Any = _ask_inner("penalty_gradient")
+    start: Any = _ask_inner("start")
+    strong_convexity: Any = _ask_inner("strong_convexity")
+    l1_norm: Any = _ask_inner("l1_norm")
+    is_smooth: Any = property(attrgetter("inner.is_smooth"))
+    is_entropic: Any = property(attrgetter("inner.is_entropic"))
+    unfit: Any = property(attrgetter("inner.unfit"))
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not self.is_entropic:
             return super().mirror(weights, losses, step)  # refuses, by this objective's name
         return self.inner.mirror(weights, losses, step)
-
-    @override
-    def start(self, n: int) -> Weights:
-        return self.inner.start(n)
-
-    @override
-    def strong_convexity(self, n: int) -> float:
-        return self.inner.strong_convexity(n)
-
-    @override
-    def l1_norm(self, n: int) -> float:
-        return self.inner.l1_norm(n)
-
-    @property
-    @override
-    def is_smooth(self) -> bool:
-        return self.inner.is_smooth
-
-    @property
-    @override
-    def is_entropic(self) -> bool:
-        return self.inner.is_entropic
-
-    @property
-    @override
-    def unfit(self) -> str | None:
-        return self.inner.unfit
 
 
 _SHOWN = 5
@@ -307,8 +306,8 @@ def check_saddle(objective: object, who: str) -> None:
     >>> check_saddle(Tilted(-1.0), "AFL")
     Traceback (most recent call last):
     ...
-    ValueError: AFL cannot minimise Tilted(tilt=-1.0, prior=None): a negative tilt favours small
-    losses, which is no maximum over weights; use the algorithm tilted-erm.
+    ValueError: AFL cannot minimise Tilted(tilt=-1.0, prior=None, scale=None): a negative tilt
+    favours small losses, which is no maximum over weights; use the algorithm tilted-erm.
     """
     if not isinstance(objective, SaddleObjective):
         raise ValueError(

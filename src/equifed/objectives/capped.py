@@ -56,7 +56,7 @@ def with_cap(objective: Objective, cap: float) -> SaddleObjective:
     It is exact, or the objective is refused.
 
     >>> with_cap(ChiSquare(0.1), 0.2)
-    ChiSquare(rho=0.1, base=CappedTail(base=WorstCase(), cap=0.2), centre=None)
+    ChiSquare(rho=0.1, base=CappedTail(base=WorstCase(), cap=0.2), centre=None, scale=None)
     """
     if isinstance(objective, CappedTail):
         return replace(objective, cap=min(cap, objective.cap))

@@ -16,8 +16,6 @@ from equifed.objectives.base import (
     Relative,
     SaddleObjective,
     check_numbers,
-    check_step,
-    check_vector,
     normalise,
 )
 from equifed.objectives.cvar import WorstCase
@@ -77,18 +75,12 @@ class ChiSquare(Relative, Adapted):
         object.__setattr__(self, "centre", numbers)
 
     @property
-    @override
-    def inner(self) -> SaddleObjective:
-        return self.base
-
-    @property
     def price(self) -> float:
         """The strength in the unit of the loss."""
         return self.rho * self.unit
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         modulus = self.price * losses.size
         if modulus == 0:
             return self.base.weights(losses)
@@ -96,14 +88,12 @@ class ChiSquare(Relative, Adapted):
 
     @override
     def penalty(self, weights: Weights) -> float:
-        weights = check_vector(weights, "weights")
         away = weights - self._centre(weights.size)
         return self.base.penalty(weights) + self.price * weights.size / 2 * float(away @ away)
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
-        shrink = 1.0 + check_step(step) * self.price * point.size
+        shrink = 1.0 + step * self.price * point.size
         kept = 1.0 / shrink  # 0 where shrink overflows: the centre's projection, as it should be
         target = kept * point + (1.0 - kept) * self._centre(point.size)
         return self.base.prox(target, step * kept)
@@ -122,7 +112,7 @@ class ChiSquare(Relative, Adapted):
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not isinstance(self.base, CappedSet):
             return super().mirror(weights, losses, step)  # refuses
-        strength = check_step(step) * self.price * losses.size
+        strength = step * self.price * losses.size
         caps = self.base.caps(losses.size)
         if strength < _FEEBLE:
             return tilt(weights, losses, step, caps)
@@ -205,13 +195,12 @@ class SemiVariance(Relative, Objective):
 
     @override
     def value(self, losses: Losses) -> float:
-        losses = check_vector(losses, "losses")
         p, above = self._above(losses)
         return float(p @ losses + self.strength / self.unit * (p @ above**2))
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        p, above = self._above(check_vector(losses, "losses"))
+        p, above = self._above(losses)
         return np.asarray(p * (1 + 2 * self.strength / self.unit * (above - p @ above)))
 
     def _above(self, losses: Losses) -> tuple[Weights, Losses]:

@@ -15,7 +15,6 @@ from equifed.objectives.base import (
     SymmetricSet,
     WithPrior,
     check_numbers,
-    check_vector,
     normalise,
 )
 from equifed.objectives.projections import Permutahedron, capped_corner, group_ties
@@ -193,7 +192,6 @@ class HeterogeneousCVaR(CappedSet):
     @override
     def weights(self, losses: Losses) -> Weights:
         """Fill the caps from the largest loss down; equal losses share in proportion to them."""
-        losses = check_vector(losses, "losses")
         caps = self.caps(losses.size)
         order, starts = group_ties(losses)
         held = np.add.reduceat(caps[order], starts)  # cap mass of each group of equal losses

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.settings import check_settings
-from equifed.objectives.base import PriorPenalty, check_step, check_vector
+from equifed.objectives.base import PriorPenalty
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.projections import clipped_difference, piecewise_root, power_roots
 
@@ -30,10 +30,8 @@ class L1Distance(PriorPenalty):
     ----------
     strength
         tau > 0.
-    prior
-        Positive numbers, one per client, normalised to sum one; None is uniform.
-    scale
-        The loss that counts as one; see :class:`equifed.objectives.Relative`.
+    prior, scale
+        As for :class:`KL`.
 
     Examples
     --------
@@ -53,13 +51,11 @@ class L1Distance(PriorPenalty):
 
     @override
     def value(self, losses: Losses) -> float:
-        losses = check_vector(losses, "losses")
         raised = np.maximum(losses, losses.max() - 2.0 * self.price)
         return float(self.start(losses.size) @ raised)
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         prior = self.start(losses.size)
         gives = losses < losses.max() - 2.0 * self.price
         worst = losses == losses.max()
@@ -67,7 +63,6 @@ class L1Distance(PriorPenalty):
 
     @override
     def penalty(self, weights: Weights) -> float:
-        weights = check_vector(weights, "weights")
         return self.price * float(np.abs(weights - self.start(weights.size)).sum())
 
     @override
@@ -78,12 +73,11 @@ class L1Distance(PriorPenalty):
         with a = max u - u, client i gains (theta - a_i)_+ and gives min(p_i, (a_i - 2c - theta)_+).
         theta is found exactly by sorting the 3n break points: O(n log n).
         """
-        point = check_vector(point, "point")
         prior = self.start(point.size)
         u = point - prior
         with np.errstate(over="ignore"):
             a = u.max() - u
-            beyond = clipped_difference(a, 2.0 * check_step(step) * self.price, 2.0)
+            beyond = clipped_difference(a, 2.0 * step * self.price, 2.0)
         a = np.minimum(a, 2.0)
 
         def excess(theta: float) -> float:
@@ -108,10 +102,8 @@ class L2Distance(PriorPenalty):
     ----------
     strength
         tau > 0.
-    prior
-        Positive numbers, one per client, normalised to sum one; None is uniform.
-    scale
-        The loss that counts as one; see :class:`equifed.objectives.Relative`.
+    prior, scale
+        As for :class:`KL`.
 
     Examples
     --------
@@ -129,16 +121,15 @@ class L2Distance(PriorPenalty):
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        return self._chi_square(len(losses)).weights(losses)
+        return self._chi_square(losses.size).weights(losses)
 
     @override
     def penalty(self, weights: Weights) -> float:
-        weights = check_vector(weights, "weights")
         return self.price * float(np.linalg.norm(weights - self.start(weights.size))) ** 2 / 2
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        return self._chi_square(len(point)).prox(point, step)
+        return self._chi_square(point.size).prox(point, step)
 
     @override
     def penalty_gradient(self, weights: Weights) -> Weights:
@@ -173,10 +164,8 @@ class LpDistance(PriorPenalty):
         r > 1.
     strength
         tau > 0.
-    prior
-        Positive numbers, one per client, normalised to sum one; None is uniform.
-    scale
-        The loss that counts as one; see :class:`equifed.objectives.Relative`.
+    prior, scale
+        As for :class:`KL`.
 
     Examples
     --------
@@ -201,7 +190,6 @@ class LpDistance(PriorPenalty):
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         q, prior = 1.0 / (self.power - 1.0), self.start(losses.size)
 
         def reply(pull: Weights) -> Weights:  # tau |d|^(r-1) = |pull|
@@ -212,15 +200,13 @@ class LpDistance(PriorPenalty):
 
     @override
     def penalty(self, weights: Weights) -> float:
-        weights = check_vector(weights, "weights")
         away = np.abs(weights - self.start(weights.size))
         return self.price / self.power * float((away**self.power).sum())
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
         q, prior = 1.0 / (self.power - 1.0), self.start(point.size)
-        price, ones = check_step(step) * self.price, np.ones(point.size)
+        price, ones = step * self.price, np.ones(point.size)
 
         def reply(pull: Weights) -> Weights:  # |d| + s tau |d|^(r-1) = |pull|
             return np.copysign(power_roots(np.abs(pull), price, ones, q), pull)

@@ -56,11 +56,6 @@ class ExcessRisk(Adapted):
                 "be negative; use worst-case, cvar, chi-square, kl or average."
             )
 
-    @property
-    @override
-    def inner(self) -> SaddleObjective:
-        return self.base
-
     @override
     def value(self, losses: Losses) -> float:
         return self.base.value(self._excess(losses))
@@ -79,7 +74,6 @@ class ExcessRisk(Adapted):
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
         return self.base.prox(point - step * self._shift(point.size), step)
 
     @override
@@ -87,7 +81,6 @@ class ExcessRisk(Adapted):
         return self.base.mirror(weights, self._excess(losses), step)
 
     def _excess(self, losses: Losses) -> Losses:
-        losses = check_vector(losses, "losses")
         return losses - self._shift(losses.size)
 
     def _shift(self, n: int) -> Losses:

@@ -13,7 +13,6 @@ from equifed.objectives.base import (
     FreeSum,
     Relative,
     WithPrior,
-    check_step,
     check_vector,
 )
 from equifed.objectives.projections import power_roots
@@ -73,7 +72,6 @@ class QFair(WithPrior, FreeSum):
 
     @override
     def penalty(self, weights: Weights) -> float:
-        weights = check_vector(weights, "weights")
         if self.q == 0:
             return 0.0  # on the only weights there are
         share = weights / self.start(weights.size)
@@ -82,7 +80,6 @@ class QFair(WithPrior, FreeSum):
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         # w_i + s (w_i / p_i)^(1/q) = point_i, one monotone scalar root for each client
-        point, step = check_vector(point, "point"), check_step(step)
         p = self.start(point.size)
         if self.q == 0:
             return p
@@ -183,20 +180,17 @@ class Proportional(Relative, WithPrior, FreeSum):
 
     @override
     def value(self, losses: Losses) -> float:
-        losses = check_vector(losses, "losses")
         left = np.maximum(self._ceiling - losses, self._floor)
         beyond = np.maximum(losses - (self._ceiling - self._floor), 0.0) / self._floor
         return float(self._prior(losses.size) @ (beyond - np.log(left)))
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         left = np.maximum(self._ceiling - losses, self._floor)
         return np.asarray(self._prior(losses.size) / left)
 
     @override
     def penalty(self, weights: Weights) -> float:
-        weights = check_vector(weights, "weights")
         prior = self._prior(weights.size)
         with np.errstate(divide="ignore"):  # infinite at weight zero, which no step reaches
             costs = self._ceiling * weights - prior - prior * np.log(weights / prior)
@@ -205,7 +199,6 @@ class Proportional(Relative, WithPrior, FreeSum):
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         # w - point + s (M - p/w) = 0: the positive root, in the form that does not cancel
-        point, step = check_vector(point, "point"), check_step(step)
         prior = self._prior(point.size)
         half = 0.5 * (point - step * self._ceiling)
         room = np.sqrt(step * prior)

@@ -20,17 +20,6 @@ from equifed.contract.arrays import Weights
 from equifed.objectives.base import SymmetricSet
 from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
 
-__all__ = [
-    "integrated_bound",
-    "largest_skewness",
-    "limit_skewness",
-    "log_covering_number",
-    "rc_fl_bound",
-    "rc_fl_bound_by_client",
-    "skewness",
-    "weighted_massart",
-]
-
 Numbers = Sequence[float] | Weights
 
 

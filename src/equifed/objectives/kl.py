@@ -15,8 +15,6 @@ from equifed.objectives.base import (
     PriorPenalty,
     Relative,
     WithPrior,
-    check_step,
-    check_vector,
 )
 from equifed.objectives.cvar import Average
 from equifed.objectives.projections import entropic_prox, tilt
@@ -68,7 +66,6 @@ class KL(PriorPenalty):
     def value(self, losses: Losses) -> float:
         if self.cap is not None:
             return super().value(losses)
-        losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):  # a far smaller loss may leave no trace
             below = (losses - losses.max()) / self.price
         # log1p of expm1: exact also where the strength dwarfs the losses.
@@ -79,7 +76,6 @@ class KL(PriorPenalty):
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):
             below = (losses - losses.max()) / self.price
         prior, caps = self._prior(losses.size), self._caps(losses.size)
@@ -92,22 +88,19 @@ class KL(PriorPenalty):
     def penalty(self, weights: Weights) -> float:
         from scipy.special import rel_entr
 
-        weights = check_vector(weights, "weights")
         return self.price * float(rel_entr(weights, self._prior(weights.size)).sum())
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         # w_i + s tau log(w_i / p_i) = point_i - nu, by one monotone root
-        point = check_vector(point, "point")
-        n, temperature = point.size, check_step(step) * self.price
+        n, temperature = point.size, step * self.price
         return entropic_prox(point, temperature, self._prior(n), self._caps(n))
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         # A geometric mean of the weights and the prior, tilted.
-        pull = 1.0 / (1.0 + check_step(step) * self.price)
+        pull = 1.0 / (1.0 + step * self.price)
         reference = weights**pull * self._prior(weights.size) ** (1.0 - pull)
-        losses = check_vector(losses, "losses")
         return tilt(reference, losses, step * pull, self._caps(weights.size))
 
     @override
@@ -141,10 +134,8 @@ class Tilted(Relative, WithPrior, Adapted):
     ----------
     tilt
         Any finite number t, in the inverse unit of the loss.
-    prior
-        Positive numbers, one per client, normalised to sum one; None is uniform.
-    scale
-        The loss that counts as one; see :class:`equifed.objectives.Relative`.
+    prior, scale
+        As for :class:`KL`.
 
     Examples
     --------
@@ -177,11 +168,11 @@ class Tilted(Relative, WithPrior, Adapted):
 
     @override
     def value(self, losses: Losses) -> float:
-        return self._sign * self._same().value(self._sign * np.asarray(losses))
+        return self._sign * self._same().value(self._sign * losses)
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        return self._same().weights(self._sign * np.asarray(losses))
+        return self._same().weights(self._sign * losses)
 
     @override
     def l1_norm(self, n: int) -> float:

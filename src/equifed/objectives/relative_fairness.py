@@ -90,7 +90,6 @@ class GeneralIntegratedSet(SaddleObjective):
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         return self._mix(self.upper.weights(losses), self.lower.weights(-losses))
 
     @override
@@ -99,8 +98,8 @@ class GeneralIntegratedSet(SaddleObjective):
 
     def pair(self, point: Weights) -> tuple[Weights, Weights]:
         """Return a in A and b in B whose (a - phi b) / (1 - phi) is nearest to a point."""
-        z = check_vector(point, "point")
-        target, b = (1.0 - self.phi) * z, self.lower.start(z.size)
+        z, b = point, self.lower.start(point.size)
+        target = (1.0 - self.phi) * z
         if self.phi == 0:
             return self.upper.prox(z, 0.0), b
         for _ in range(_MOST):

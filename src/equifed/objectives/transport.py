@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import PriorPenalty, check_step, check_vector
+from equifed.objectives.base import PriorPenalty, check_vector
 
 Arc = tuple[int, int]
 Flow = dict[Arc, float]
@@ -55,10 +55,8 @@ class Transport(PriorPenalty):
         tau > 0.
     cost
         The n by n matrix C: nonnegative, with a zero diagonal; need not be symmetric.
-    prior
-        Positive numbers, one per client, normalised to sum one; None is uniform.
-    scale
-        The loss that counts as one; see :class:`equifed.objectives.Relative`.
+    prior, scale
+        As for :class:`KL`.
 
     Examples
     --------
@@ -89,13 +87,11 @@ class Transport(PriorPenalty):
 
     @override
     def value(self, losses: Losses) -> float:
-        losses = check_vector(losses, "losses")
         reach = losses - self.price * self._cost(losses.size)
         return float(self.start(losses.size) @ reach.max(axis=1))
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
         reach = losses - self.price * self._cost(losses.size)
         best = reach == reach.max(axis=1, keepdims=True)
         return np.asarray((self.start(losses.size) / best.sum(axis=1)) @ best)
@@ -115,8 +111,7 @@ class Transport(PriorPenalty):
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
-        cost = check_step(step) * self.price * self._cost(point.size)
+        cost = step * self.price * self._cost(point.size)
         return transport_prox(point, cost, self.start(point.size))
 
     def _cost(self, n: int) -> Matrix:

@@ -11,6 +11,7 @@ import torch
 from typing_extensions import override
 
 from equifed.contract import Clients, Losses, Stream, Vector, Weights
+from equifed.contract.algorithm import Bound
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.objectives.base import SaddleObjective
 from equifed.steps.schedules import StepSizes, epsilon
@@ -61,6 +62,10 @@ class Metric:
         first = sx @ (inverse.T @ inner).T - yx @ inverse
         return out + first @ s - sx @ inverse.T @ hy
 
+    def direction(self, pull: Vector) -> Vector:
+        """Return P^-1 v for one vector, in its precision."""
+        return self.solve(pull[None])[0].to(pull.dtype)
+
     def multiply(self, rows: Vector) -> Vector:
         """Return <v_i, P^-1 v_j> for the rows v of a matrix, in float64."""
         if self.values is None or self.rest is None:
@@ -106,10 +111,9 @@ class Metric:
             return self  # not convex there, or rounding
         if self.steps is None or self.changes is None:
             return replace(self, steps=step[None], changes=change[None])
-        steps = torch.cat([self.steps, step[None]])[-SECANTS:]
-        return replace(
-            self, steps=steps, changes=torch.cat([self.changes, change[None]])[-SECANTS:]
-        )
+        both = zip((self.steps, self.changes), (step, change), strict=True)
+        steps, changes = (torch.cat([old, new[None]])[-SECANTS:] for old, new in both)
+        return replace(self, steps=steps, changes=changes)
 
     def _solve_first(self, rows: Vector) -> Vector:
         columns = self._columns(rows)
@@ -174,26 +178,29 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
 
 def form_metric(
     clients: Clients, x: Vector, weights: Weights, kind: Form | int, stream: Stream
-) -> tuple[Metric, CurvatureSum] | str:
-    """Return the metric of the clients' Hessians at x, summed by ``weights``, or why none.
+) -> tuple[Metric, CurvatureSum]:
+    """Return the metric of the clients' Hessians at x, summed by the sizes of ``weights``.
 
     ``kind`` is a form of the sum, or the rank of an approximation: by one product with a random
     thin matrix, Nystroem's (Frangella, Tropp and Udell 2023).
     """
-    if not isinstance(kind, int):
-        found = clients.curvature_sum(x, weights, kind)
+
+    def ask(form: Form, thin: Vector | None = None) -> CurvatureSum:
+        found = clients.curvature_sum(x, np.abs(weights), form, thin)
         if isinstance(found, str):
-            return found
+            raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
+        return found
+
+    if not isinstance(kind, int):
+        found = ask(kind)
         lift = 1e-13 if found.penalty > 0 else 1e-10  # what rounding leaves of rank
         return Metric(found.places, factor_blocks(found.blocks, lift)), found
-    shape = clients.curvature_sum(x, weights, "diagonal")
-    if isinstance(shape, str):
-        return shape
+    shape = ask("diagonal")
     q = shape.places.shape[1]
-    drawn = stream.at("thin").generator().standard_normal((q, min(kind, q)))
+    drawn = stream.at("metric", "thin").generator().standard_normal((q, min(kind, q)))
     thin = torch.linalg.qr(torch.as_tensor(drawn, device=x.device))[0]
-    found = clients.curvature_sum(x, weights, "blocks", thin)
-    return found if isinstance(found, str) else (_nystroem(found, thin, shape.blocks), found)
+    found = ask("blocks", thin)
+    return _nystroem(found, thin, shape.blocks), found
 
 
 def _nystroem(found: CurvatureSum, thin: Vector, diagonal: Vector) -> Metric:
@@ -240,6 +247,17 @@ def least_weighted_loss(summed: CurvatureSum, metric: Metric, gradient: Vector) 
     descent = float(c @ delta) - 0.5 * float(delta @ bent)
     rounding = error * float(delta @ delta) + 16 * eps * float(c.abs() @ delta.abs())
     return descent + left / (2 * modulus) + rounding
+
+
+def bound_below(
+    objective: SaddleObjective, losses: Losses, weights: Weights, gradient: Vector,
+    summed: CurvatureSum, metric: Metric,
+) -> Bound:  # fmt: skip
+    """Return the least value of a quadratic weighted loss, below which no objective falls."""
+    lower = float(weights @ losses) - objective.penalty(weights)
+    lower -= least_weighted_loss(summed, metric, gradient)
+    lower -= rounding(gradient, float(weights @ np.abs(losses)))
+    return Bound(lower, weights, gradient, summed)
 
 
 def factor_blocks(blocks: Vector, lift: float) -> Vector:

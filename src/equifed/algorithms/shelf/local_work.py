@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -157,7 +158,7 @@ class _Scaling(ClientsView):
     @override
     def local_steps(
         self, x: Vector, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
-        target: Vector | None = None, slopes: Weights | None = None,
+        **more: Any,
     ) -> Moved:  # fmt: skip
         work = local.work()
         if control is not None or work.results != ("displacement",) or work.hinge is not None:
