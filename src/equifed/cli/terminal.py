@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import warnings
@@ -80,15 +79,9 @@ def open_console(quiet: bool = False, stdout: bool = False) -> Console:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a document that every reader of JSON accepts: null for what is no finite number."""
-    print(json.dumps(_finite(document), indent=1, allow_nan=False, default=str))
+    from equifed.training.files import as_plain
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(as_plain(document), indent=1))
 
 
 # -- errors -----------------------------------------------------------------------------------

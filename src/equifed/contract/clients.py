@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactnes
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+
+T = TypeVar("T")
 
 NO_OWN = "these clients have no own parts here"
 NO_MEMORY = "these clients keep no vectors from round to round; use an algorithm without a memory"
@@ -307,6 +309,18 @@ class MissingClients(RuntimeError):
         listed = [f"{names[i]}: {reason}" for i, reason in self.reasons.items()]
         more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
         super().__init__(f"{len(listed)} client(s) missing: " + "; ".join(listed[:5]) + more)
+
+
+def ask_those_present(clients: Clients, ask: Callable[[Clients], T]) -> T:
+    """Ask, and ask again without those who give no usable answer, until the others all do."""
+    while True:
+        try:
+            return ask(clients)
+        except MissingClients as lost:
+            left = [int(i) for i in clients.index if int(i) not in lost.reasons]
+            if not left:
+                raise
+            clients = clients.subset(left)
 
 
 @dataclass

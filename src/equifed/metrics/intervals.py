@@ -256,12 +256,12 @@ def accuracy_intervals(
             f"clients at positions {name_positions(m == 0)} have no test sample; leave them out."
         )
     chosen = [r for r in REDUCERS.values() if not r.extreme and (names is None or r.name in names)]
-    draws = resample(
-        partial(draw_accuracies, k, m, Stream(seed).at("bootstrap", "samples").generator()),
-        lambda block: np.column_stack([r.compute(block, True) for r in chosen]),
-        resamples,
-        k.size,
-    )
+    shuffled = Stream(seed).at("bootstrap", "samples").generator()
+
+    def reduce(block: Values) -> Values:
+        return np.column_stack([r.compute(block, True) for r in chosen])
+
+    draws = resample(partial(draw_accuracies, k, m, shuffled), reduce, resamples, k.size)
     common, result = _common_accuracies(k, m), {}
     for r, found in zip(chosen, draws.T, strict=True):
         bounds = (0.0, 1.0) if r.level else r.bounds

@@ -87,7 +87,7 @@ class Alone:
                 shared = shared.for_client(name) if shared.own else shared
                 inputs, targets = split.client(i)
                 outputs = shared.answer(inputs)
-                theirs = _measure_each(kind, _in_units(self.data, targets, np.empty(0), outputs))
+                theirs = measure_each(kind, in_units(self.data, targets, np.empty(0), outputs))
                 sides = {"higher_is_better": kind.higher_is_better, "fraction": kind.is_fraction}
                 found = gain_of_pairs(self.samples[i], theirs, **sides)
                 if math.isfinite(found.difference):
@@ -248,10 +248,10 @@ def _score(
     with torch.no_grad():
         outputs = model.outputs(x, rows)
         losses = model.loss(outputs, wanted)
-    return _in_units(data, targets, to_array(losses), to_array(outputs))
+    return in_units(data, targets, to_array(losses), to_array(outputs))
 
 
-def _in_units(data: Federation, targets: Any, losses: Any, outputs: Any) -> SampleScores:
+def in_units(data: Federation, targets: Any, losses: Any, outputs: Any) -> SampleScores:
     """Return samples with the values of a regression in the unit of the target column."""
     if data.classes is None:
         targets, outputs = data.in_units(targets.astype(np.float64)), data.in_units(outputs)
@@ -276,7 +276,7 @@ def _measure(
         if not len(targets):
             continue
         scores = _score(data, *models[i], inputs, targets)
-        samples[i] = _measure_each(kind, scores)
+        samples[i] = measure_each(kind, scores)
         if name not in one_class:
             found[i] = kind.measure(scores.targets, scores.answer(kind.needs))
         elif metric == "accuracy":  # the only class is its model
@@ -285,7 +285,7 @@ def _measure(
     return record, samples if any(map(len, samples)) else []
 
 
-def _measure_each(kind: Metric, scores: SampleScores) -> Losses:
+def measure_each(kind: Metric, scores: SampleScores) -> Losses:
     """Return a metric of every single sample; empty where it is no mean of such."""
     if kind.each is None or kind.needs != "prediction":
         return np.empty(0)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from equifed.algorithms.guard import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.clients import Clients, MissingClients, ask_those_present
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.local import LocalSGD, uses_minibatches
 from equifed.contract.streams import Stream
@@ -186,16 +185,13 @@ def measure_step(
         raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
     stream = Stream(seed)
     x = clients.initial(stream.at("initial"))
-    while True:
-        try:
-            measured: Any = with_measured_step(algorithm, clients, x, stream.at("measured lr"))
-            break
-        except MissingClients as lost:  # measured on the others; training will name them
-            left = np.setdiff1d(clients.index, np.fromiter(lost.reasons, dtype=np.int64))
-            if len(left) == 0:
-                why = f"no step size can be measured ({lost}); give a number"
-                raise ConfigError([f"algorithm.lr: {why}"]) from lost
-            clients = clients.subset(left)
+    try:  # training will name those who are missing
+        measured: Any = ask_those_present(
+            clients, lambda there: with_measured_step(algorithm, there, x, stream.at("measured lr"))
+        )
+    except MissingClients as lost:
+        why = f"no step size can be measured ({lost}); give a number"
+        raise ConfigError([f"algorithm.lr: {why}"]) from lost
     chosen = {**holder, "lr": measured.local.lr}
     return ({**table, "local": chosen} if "local" in table else chosen), measured
 

@@ -22,7 +22,7 @@ from equifed.contract.arrays import show_text
 from equifed.report import Method, build, csv_text, read_methods, write_report
 from equifed.runs.load import CARD, write_model_card
 from equifed.training import tables
-from equifed.training.files import RunFolderError, digest, write_file
+from equifed.training.files import RunFolderError, as_plain, digest, write_file
 from equifed.training.folder import is_complete, open_run_folder
 from equifed.training.history import History
 
@@ -179,8 +179,7 @@ def write_readme(history: History, files: dict[str, bytes]) -> str:
 
 def _write_json(document: Any) -> bytes:
     """Return JSON that every reader accepts: null for what is no finite number."""
-    plain = json.loads(json.dumps(document), parse_constant=lambda _: None)
-    return (json.dumps(plain, indent=1) + "\n").encode()
+    return (json.dumps(as_plain(document), indent=1) + "\n").encode()
 
 
 def _zip(files: dict[str, bytes]) -> bytes:

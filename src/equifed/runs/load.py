@@ -85,15 +85,10 @@ def load_predictor(
             "); hand over the module that was trained."
         ) from None
     return Predictor(
-        loaded,
-        input_shape=tuple(told["input_shape"]),
-        classes=name_classes(told["classes"], told["class_names"]),
-        preparation=load_preparation(path),
-        clients=read_names(path / CLIENTS),
-        tokens=told["tokens"],
-        outputs_shape=tuple(told["target_shape"]),
-        **{**more, "own": own},
-    )
+        loaded, tuple(told["input_shape"]), name_classes(told["classes"], told["class_names"]),
+        preparation=load_preparation(path), clients=read_names(path / CLIENTS),
+        tokens=told["tokens"], outputs_shape=tuple(told["target_shape"]), **{**more, "own": own},
+    )  # fmt: skip
 
 
 def load_with_data(
@@ -178,12 +173,9 @@ def _open_config(path: Path, made: dict[str, Any], model: nn.Module | None) -> O
         module, loss, len(shape), shared.get("own"), shared["own_steps"], shared.get("own_l2"),
         shared["l2"],
     )  # fmt: skip
-    more = {
-        "link": link_of(loss),
-        "loss": fitted_loss(loss) if shared.get("class_weights") is None else None,
-        "own_l2": 0.0 if part is None else part.l2,
-        "own": shared.get("own"),
-    }
+    known = fitted_loss(loss) if shared.get("class_weights") is None else None
+    more = {"link": link_of(loss), "loss": known, "own": shared.get("own")}
+    more["own_l2"] = 0.0 if part is None else part.l2
     return module.to(getattr(torch, shared["dtype"])), more
 
 

@@ -21,16 +21,18 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Split
+from equifed.engines.evaluate import SampleScores
 from equifed.engines.simulate import simulate
-from equifed.metrics import Interval, mean_interval
+from equifed.metrics import Interval, find_metric, mean_interval
 from equifed.metrics.paired import count_pairs, newcombe_interval
 from equifed.models import losses
 from equifed.models.losses import DERIVATIVES
 from equifed.models.newton import fit_linear
 from equifed.models.own_part import check_fit, choose_own, read_last_layer, split_own
 from equifed.models.predictor import Predictor
+from equifed.runs.alone import in_units, measure_each
 from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data
-from equifed.training.files import digest, seal, write_file
+from equifed.training.files import as_plain, digest, seal, write_file
 from equifed.training.history import History
 from equifed.training.tables import MODEL
 
@@ -66,7 +68,7 @@ class Choice:
 
     def to_dict(self) -> dict[str, float | None]:
         """Return it as plain values."""
-        return {name: None if math.isinf(value) else value for name, value in self.settings.items()}
+        return as_plain(self.settings)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,17 +92,18 @@ class Personalised:
         columns = zip(self.predictor.clients, self.fitted_on, self.sizes, self.before, self.after,
                       map(_limits, self.differences), strict=True)  # fmt: skip
         return [
-            {"client": name, "fitted_on": source, "test": int(m), "before": _number(b),
-             "after": _number(a), "change": d[0], "lower": d[1], "upper": d[2]}
+            {"client": name, "fitted_on": source, "test": int(m), "before": float(b),
+             "after": float(a), "change": d[0], "lower": d[1], "upper": d[2]}
             for name, source, m, b, a, d in columns
         ]  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Return what came of it as plain values."""
-        chosen = {k: c.to_dict() for k, c in self.choices.items()}
+        chosen = {source: choice.settings for source, choice in self.choices.items()}
         told = None if self.average is None else _limits(self.average)
-        return {"own": list(self.names), "chosen": chosen, "metric": self.metric,
-                "split": self.split, "average_change": told, "clients": self.rows()}  # fmt: skip
+        plain = {"own": self.names, "chosen": chosen, "metric": self.metric, "split": self.split,
+                 "average_change": told, "clients": self.rows()}  # fmt: skip
+        return as_plain(plain)  # type: ignore[no-any-return]
 
     def save(self, folder: str | Path) -> Path:
         """Write it beside the model of a run, for ``equifed predict --personalised``."""
@@ -122,10 +125,6 @@ def describe(found: Personalised) -> str:
 
 def _limits(found: Interval | None) -> list[float | None]:
     return [None] * 3 if found is None else [found.estimate, found.lower, found.upper]
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def personalise(
@@ -391,7 +390,8 @@ def _score(predictor: Predictor, data: Federation) -> float:
     """Return the loss on validation samples, averaged over the clients that have some."""
     held, loss, found = data.splits()["validation"], check_fit(predictor.loss, 1.0), []
     for i in map(int, np.flatnonzero(held.sizes)):
-        outputs, targets = map(torch.as_tensor, _answer(predictor, data, held, i))
+        seen = _answer(predictor, data, held, i)
+        outputs, targets = map(torch.as_tensor, (seen.outputs, seen.targets))
         found.append(float(DERIVATIVES[loss].loss(outputs, targets).mean()))
     score = float(np.mean(found))
     return score if math.isfinite(score) else math.inf
@@ -406,40 +406,30 @@ def _compare(
 ) -> Personalised:  # fmt: skip
     """Measure both on the same test samples."""
     n, classes, split = len(data.names), data.classes is not None, data.test
+    kind = find_metric("accuracy" if classes else "mse")
     values, told = np.full((2, n), np.nan), list[Interval | None]([None] * n)
     sizes = np.zeros(n, dtype=np.int64) if split is None else np.asarray(split.sizes)
     for i in map(int, np.flatnonzero(sizes)):
         assert split is not None
-        old, new = (_score_rows(*_answer(p, data, split, i), classes) for p in (before, after))
+        old, new = (measure_each(kind, _answer(p, data, split, i)) for p in (before, after))
         values[:, i] = old.mean(), new.mean()
         if classes:
             joint = count_pairs(new > 0, old > 0, [len(old)])
             told[i] = Interval(*(float(v[0]) for v in newcombe_interval(joint)))
         else:
             told[i] = mean_interval(new - old)
-    metric = "" if split is None else "accuracy" if classes else "mse"
+    measured = ("", "") if split is None else (kind.name, "test")
     return Personalised(
-        after, names, dict(choices), fitted_on, metric, "" if split is None else "test", sizes,
+        after, names, dict(choices), fitted_on, *measured, sizes,
         values[0], values[1], tuple(told), _average([d for d in told if d is not None]),
     )  # fmt: skip
 
 
-def _answer(predictor: Predictor, data: Federation, split: Split, i: int) -> tuple[Any, Any]:
+def _answer(predictor: Predictor, data: Federation, split: Split, i: int) -> SampleScores:
     """Return what a client's model gives for its samples, and what is right."""
     inputs, targets = split.client(i)
     outputs = predictor.run_module(predictor.module_for(data.names[i]), inputs)
-    if data.classes is not None:
-        return outputs, targets
-    return data.in_units(outputs), data.in_units(targets.astype(np.float64))
-
-
-def _score_rows(outputs: Any, targets: Any, classes: bool) -> Losses:
-    """Return 1 for every correct answer, or squared errors."""
-    if not classes:
-        found: Losses = ((outputs - targets.reshape(outputs.shape)) ** 2).mean(1)
-        return found
-    chosen = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
-    return np.asarray(chosen == targets, dtype=np.float64)
+    return in_units(data, targets, np.empty(0), outputs)
 
 
 def _average(told: Sequence[Interval]) -> Interval | None:

@@ -19,11 +19,6 @@ from equifed.testing.liars import with_liar
 from equifed.testing.objectives import OBJECTIVE_CHECKS, check_objective
 
 __all__ = [
-    "ALGORITHM_CHECKS",
-    "ENGINE_CHECKS",
-    "OBJECTIVE_CHECKS",
-    "check_algorithm",
-    "check_engine",
-    "check_objective",
-    "with_liar",
-]
+    "ALGORITHM_CHECKS", "ENGINE_CHECKS", "OBJECTIVE_CHECKS", "check_algorithm", "check_engine",
+    "check_objective", "with_liar",
+]  # fmt: skip

@@ -70,6 +70,11 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def as_plain(document: Any) -> Any:
+    """Return a document as every reader of JSON has it: null for what is no finite number."""
+    return json.loads(json.dumps(document, default=str), parse_constant=lambda _: None)
+
+
 def seal(document: Mapping[str, Any]) -> bytes:
     """Return the text of a JSON document with its own checksum in it."""
     plain = json.loads(json.dumps(document))

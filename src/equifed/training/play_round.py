@@ -217,15 +217,9 @@ class Played:
 
 
 def play_round(
-    algorithm: AnyAlgorithm,
-    state: Any,
-    clients: Clients,
-    stream: Stream,
-    r: int,
-    policy: MissingPolicy,
-    kept: Kept,
-    tell: Callable[..., None],
-) -> Played:
+    algorithm: AnyAlgorithm, state: Any, clients: Clients, stream: Stream, r: int,
+    policy: MissingPolicy, kept: Kept, tell: Callable[..., None],
+) -> Played:  # fmt: skip
     """Repeat round r without those who give no usable answer, until the others all do.
 
     Missing clients count with what they sent last; own parts go from each round to the next.

@@ -130,14 +130,11 @@ def draw_bar(console: Console, title: str, total: int, done: int = 0) -> Progres
     from rich import progress
 
     bar = progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=20),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(bar_width=20),
+        progress.MofNCompleteColumn(), progress.TimeRemainingColumn(),
         progress.TextColumn("{task.fields[details]}", markup=False),
-        console=console,
-        transient=True,
-    )
+        console=console, transient=True,
+    )  # fmt: skip
     bar.add_task(title, total=total, completed=done, details="")
     bar.start()
     return bar

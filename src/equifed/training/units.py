@@ -25,7 +25,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.clients import Clients, ask_those_present
 from equifed.contract.streams import Stream
 from equifed.objectives.base import Relative
 
@@ -61,15 +61,7 @@ def with_scale(value: T, scale: float) -> T:
 
 def loss_scale(clients: Clients, x: Vector, stream: Stream) -> float:
     """Return the mean loss of the clients under the best model without features."""
-    while True:
-        try:
-            scale, whole = _measure(clients, x, stream)
-            break
-        except MissingClients as error:
-            left = [i for i in clients.index if int(i) not in error.reasons]
-            if not left:
-                raise
-            clients = clients.subset(left)
+    scale, whole = ask_those_present(clients, lambda there: _measure(there, x, stream))
     if not scale > _NOTHING * whole or not math.isfinite(scale):
         raise ValueError(
             f"The mean loss of a model without features is {max(scale, 0.0):g}: all labels are the "
