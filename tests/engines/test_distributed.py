@@ -13,8 +13,9 @@ import pytest
 import torch
 from tests.engines import distributed_program as program
 
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.distributed import assign_clients, cut_shard
+from equifed.engines.distributed import DistributedClients, assign_clients, cut_shard
 from equifed.runs.run import free_port, run
 from equifed.training.history import History
 
@@ -115,6 +116,12 @@ def test_a_shard_keeps_the_clients_and_only_its_samples() -> None:
     assert part.train.sizes.tolist() == [*whole.train.sizes[:3], 0, 0, 0, 0]
     assert np.array_equal(part.train.client(2)[0], whole.train.client(2)[0])
     assert isinstance(part, Federation)
+
+
+def test_rounded_gradients_have_no_curvature_here_either() -> None:
+    clients = DistributedClients(program.federation(), "logistic", precision="bf16")
+    answers = clients.curvature(), clients.curvature_sum(clients.initial(Stream(0)), np.ones(7))
+    assert all(isinstance(why, str) and "bf16" in why for why in answers)
 
 
 def test_more_processes_than_clients_are_refused() -> None:

@@ -46,13 +46,9 @@ class Samples(NamedTuple):
 
 
 def align_clients(
-    held: Mapping[str, Clients | None],
-    classes: int | None,
-    class_names: Any,
-    task: str | None,
-    tokens: bool,
-    dtype: Any,
-) -> dict[str, Any]:
+    held: Mapping[str, Clients | None], classes: int | None, class_names: Any, task: str | None,
+    tokens: bool, dtype: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Bring the arrays of all clients, by split, to one shape and dtype."""
     check_task(task, classes)
     listed = isinstance(class_names, Iterable) and not isinstance(class_names, str)

@@ -212,18 +212,19 @@ def is_date(value: Any) -> bool:
 def read_moments(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
     """Return numbers, dates or ISO texts, none of them missing, as numbers that rise with time."""
     numbers = to_numbers(values)
-    return numbers if numbers is not None else np.array([_read_moment(name, v) for v in values])
-
-
-def _read_moment(name: str, value: Any) -> float:
-    try:
-        moment = datetime.datetime.fromisoformat(str(value))
-    except ValueError:
-        raise DataError(
-            f"Column {name!r} holds {str(value)!r:.60}, which is no number and no date like "
-            "2024-05-31; convert it (pandas.to_datetime)."
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    if numbers is not None:
+        return numbers
+    moments = []
+    for value in map(str, values):
+        try:
+            moment = datetime.datetime.fromisoformat(value)
+        except ValueError:
+            raise DataError(
+                f"Column {name!r} holds {value!r:.60}, which is no number and no date like "
+                "2024-05-31; convert it (pandas.to_datetime)."
+            ) from None
+        moments.append(moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC))
+    return np.array([moment.timestamp() for moment in moments])
 
 
 def name_category(value: Any) -> str:
@@ -266,35 +267,25 @@ def blank(values: Sequence[Any], gaps: Gaps) -> list[Any]:
     return [None if isinstance(v, str) and v in empty else v for v in values]
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """How many cells of a column are numbers, gap words and other text, and different values."""
+def count_mixture(values: Sequence[Any]) -> dict[str, int]:
+    """Return how many cells are ``numbers``, gap ``words`` and other ``texts``, and if ``many``."""
+    counts = Counter(name_category(v) for v in values if v is not None)
+    kinds = {"numbers": 0, "words": 0, "texts": 0, "many": int(len(counts) > MOST_CODES)}
+    for text, count in counts.items():
+        word = "words" if text.lower() in GAP_WORDS else "texts"
+        kinds["numbers" if to_numbers([text]) is not None else word] += count
+    return kinds
 
-    numbers: int
-    words: int
-    texts: int
-    different: int
 
-    @classmethod
-    def count(cls, values: Sequence[Any]) -> Mixture:
-        """Return what a column of cleaned cells holds."""
-        counts = Counter(name_category(v) for v in values if v is not None)
-        kinds = {"numbers": 0, "words": 0, "texts": 0}
-        for text, count in counts.items():
-            word = "words" if text.lower() in GAP_WORDS else "texts"
-            kinds["numbers" if to_numbers([text]) is not None else word] += count
-        return cls(**kinds, different=len(counts))
+def judge_mixture(found: Mapping[str, int]) -> Literal["numbers", "category"] | None:
+    """Return what a column with numbers and text is; None if a person must say it.
 
-    def judge(self, many: bool | None = None) -> Literal["numbers", "category"] | None:
-        """Return what a column with numbers and text is; None if a person must say it.
-
-        Numbers with gaps, if all its text is gap words in at most 5 % of the cells; else a category
-        if it has at most 20 different values.
-        """
-        if not self.texts and self.words <= FEW_WORDS * (self.numbers + self.words):
-            return "numbers"
-        many = self.different > MOST_CODES if many is None else many
-        return None if many else "category"
+    Numbers with gaps, if all its text is gap words in at most 5 % of the cells; else a category
+    if it has at most 20 different values.
+    """
+    if not found["texts"] and found["words"] <= FEW_WORDS * (found["numbers"] + found["words"]):
+        return "numbers"
+    return None if found["many"] else "category"
 
 
 @dataclass(frozen=True)

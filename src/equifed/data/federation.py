@@ -19,6 +19,7 @@ from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table, describe_clients
 from equifed.data.preparation import Missing, Preparation, Prepare
 from equifed.data.split import (
+    RENAMED,
     Array,
     DataError,
     Holdout,
@@ -250,9 +251,11 @@ class Federation:
         (<Federation 'your data': 2 clients; samples: train 3>, 51.0)
         """
         # a federation needs no reader of tables
-        from equifed.data.table import TableRequest, read_table, refuse_former
+        from equifed.data.table import TableRequest, read_table
 
-        refuse_former(former)
+        for odd in former:
+            cure = f"it is called {RENAMED[odd]} now" if odd in RENAMED else "leave it out"
+            raise TypeError(f"from_table has no argument {odd!r}; {cure}.")
         wanted = (features,) if isinstance(features, str) else features
         coded: Any = categorical
         numbers: Any = numeric
@@ -284,10 +287,10 @@ class Federation:
         index = [self._find(client, known) for client in clients]
         if not index or len(set(index)) != len(index):
             raise DataError(f"A subset needs at least one client and no repeats, got {index}.")
-        held: dict[str, Any] = {
-            label: split.take([np.arange(split.offsets[i], split.offsets[i + 1]) for i in index])
-            for label, split in self.splits().items()
-        }
+        held: dict[str, Any] = {}
+        for label, split in self.splits().items():
+            rows = split.rows()
+            held[label] = split.take([rows[i] for i in index])
         return replace(self, names=tuple(self.names[i] for i in index), **held)
 
     def _find(self, client: str | int, known: Mapping[str, int]) -> int:
@@ -334,7 +337,7 @@ class Federation:
                 f"{self.name} was scaled and filled with numbers of all its rows: what is held out "
                 "now would have leaked; give test= and validation= to from_table."
             )
-        every = np.split(np.arange(len(self.train)), self.train.offsets[1:-1])
+        every = self.train.rows()
         part = divide_at_random(dict(zip(self.names, every, strict=True)), holdout)
         parts: dict[str, Any] = {
             label: self.train.take([rows[part[rows] == label] for rows in every])
@@ -343,6 +346,14 @@ class Federation:
         return replace(self, **parts)
 
     # -- description ----------------------------------------------------------------------------
+
+    def find_one_class(self) -> list[str]:
+        """Return the clients whose training samples are of one class; none of a regression."""
+        if self.classes is None:
+            return []
+        labels = (self.train.client(i)[1] for i in range(len(self)))
+        pairs = zip(self.names, labels, strict=True)
+        return [name for name, mine in pairs if len(np.unique(mine)) == 1]
 
     def checksum(self) -> str:
         """Return the SHA-256 of names, classes, arrays, dtypes and offsets."""

@@ -33,12 +33,12 @@ from equifed.data.columns import (
     MOST_CODES,
     Columns,
     Gaps,
-    Look,
-    Mixture,
     are_whole,
     blank,
+    count_mixture,
     explain_comma,
     is_date,
+    judge_mixture,
     look_at,
     name_categories,
     name_category,
@@ -140,10 +140,15 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
         read_numbers(name, values)  # says which one it is, and what to do
     _refuse_commas(name, present)
     if look.kind == "mixed":
-        _refuse_dates(name, present, look)
-        found = Mixture.count(present)
-        told = {key: getattr(found, key) for key in ("numbers", "texts", "words")}
-        return {**counts, **told, "mixed": 1, "many": int(found.different > MOST_CODES)}
+        refuse(
+            filter(is_date, present),
+            lambda date: (
+                f"Column {name!r} holds numbers and dates, e.g. {look.examples[0]!r} and "
+                f"{str(date)!r:.60}; correct the odd ones (leave them empty if not known), or list "
+                "it in categorical."
+            ),
+        )
+        return {**counts, **count_mixture(present), "mixed": 1}
     kind = "dates" if look.kind == "dates" else "texts"
     return {**counts, kind: len(present), "different": look.different}
 
@@ -246,8 +251,7 @@ def _after_kinds(asked: Question, answers: Answers) -> Question:
 
 def _judge(name: str, told: Mapping[str, int], asked: Question) -> str:
     """Return what a column with numbers and text is, or ask which."""
-    found = Mixture(told["numbers"], told["words"], told["texts"], 0)
-    kind = found.judge(many=told["many"] > 0)
+    kind = judge_mixture(told)
     filled = asked["prepare"]["missing"] in ("mean", "indicator")
     if kind is None or (kind == "numbers" and not filled):
         raise DataError(
@@ -407,18 +411,6 @@ def _refuse_commas(name: str, values: Sequence[Any]) -> None:
     refuse(
         (text for text in values if isinstance(text, str) and DECIMAL_COMMA.fullmatch(text)),
         lambda text: f"Column {name!r} holds {text!r}: {explain_comma(text)}",
-    )
-
-
-def _refuse_dates(name: str, values: Sequence[Any], look: Look) -> None:
-    """Refuse dates among numbers."""
-    refuse(
-        filter(is_date, values),
-        lambda date: (
-            f"Column {name!r} holds numbers and dates, e.g. {look.examples[0]!r} and "
-            f"{str(date)!r:.60}; correct the odd ones (leave them empty if not known), or list it "
-            "in categorical."
-        ),
     )
 
 

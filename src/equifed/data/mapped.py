@@ -61,13 +61,9 @@ class FederationWriter:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        *,
-        name: str = "your data",
-        classes: int | None = None,
+        self, folder: str | Path, *, name: str = "your data", classes: int | None = None,
         class_names: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._folder = Path(folder)
         if (self._folder / INDEX).exists():
             raise DataError(f"{self._folder} holds a federation; choose another folder.")

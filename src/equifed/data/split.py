@@ -110,6 +110,10 @@ class Split:
         """Return the groups of the samples of client ``i``; None: there are no groups."""
         return None if self.groups is None else self.groups[self.offsets[i] : self.offsets[i + 1]]
 
+    def rows(self) -> list[Rows]:
+        """Return the rows of each client."""
+        return np.split(np.arange(len(self)), self.offsets[1:-1])
+
     def owners(self) -> Rows:
         """Return the client of every row, shape (total,)."""
         return np.repeat(np.arange(len(self.offsets) - 1), self.sizes)
@@ -282,16 +286,6 @@ class Holdout:
         return min(round(self.validation * rows), rows - 1 - test), test
 
 
-def draw_rows(name: str, rows: int, holdout: Holdout) -> tuple[Rows, Rows, Rows]:
-    """Return the positions of a client's training, validation and test rows, each in order."""
-    # by the client's name: the same rows whatever other clients there are
-    order = Stream(holdout.seed).at("split", name).generator().permutation(rows)
-    validation, test = holdout.counts(rows)
-    ends = [test, test + validation]
-    tested, validated, trained = (np.sort(part) for part in np.split(order, ends))
-    return trained, validated, tested
-
-
 def list_owners(owners: Mapping[str, Rows]) -> Array:
     """Return the client of every row."""
     client = np.empty(sum(map(len, owners.values())), dtype=object)
@@ -304,8 +298,10 @@ def divide_at_random(owners: Mapping[str, Rows], holdout: Holdout) -> Labels:
     """Return the split of every row, drawn client by client."""
     part = np.full(sum(map(len, owners.values())), "train", dtype="U10")
     for name, rows in owners.items():
-        _, validated, tested = draw_rows(name, len(rows), holdout)
-        part[rows[validated]], part[rows[tested]] = "validation", "test"
+        # by the client's name: the same rows whatever other clients there are
+        order = Stream(holdout.seed).at("split", name).generator().permutation(rows)
+        validation, test = holdout.counts(len(rows))
+        part[order[:test]], part[order[test : test + validation]] = "test", "validation"
     return part
 
 

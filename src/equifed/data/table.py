@@ -15,8 +15,8 @@ import numpy as np
 
 from equifed.data.columns import (
     Columns,
-    Mixture,
     blank,
+    count_mixture,
     find_categories,
     group_rows,
     naming,
@@ -28,7 +28,6 @@ from equifed.data.fit import NOT_ASKED, ask_kinds, combine_targets, describe_tar
 from equifed.data.infer import find_identifiers, find_misused_groups, refuse_single_rows
 from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
 from equifed.data.split import (
-    RENAMED,
     DataError,
     DataWarning,
     Holdout,
@@ -80,13 +79,6 @@ class TableRequest:
     def dividing(self) -> list[str]:
         """Columns that tell how rows are divided."""
         return [c for c in (self.split, self.keep_together, self.time) if c is not None]
-
-
-def refuse_former(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that there are not, with the new name of those that had another."""
-    for name in arguments:
-        cure = f"it is called {RENAMED[name]} now" if name in RENAMED else "leave it out"
-        raise TypeError(f"from_table has no argument {name!r}; {cure}.")
 
 
 def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]:
@@ -155,7 +147,7 @@ def _tell_columns(
     for column in fitted.columns:
         if isinstance(column, NumberColumn):
             if column.gaps == "words":
-                count = Mixture.count(columns[column.name]).words
+                count = count_mixture(columns[column.name])["words"]
                 told.append(
                     f"column {column.name!r} is taken as numbers, {count} cell(s) with words such "
                     "as 'unknown' as gaps; list it in categorical to make each value a category"

@@ -332,7 +332,8 @@ def read_moby(path: Path) -> Roles:
                     file = archive.extractfile(member)
                     assert file is not None
                     text = file.read().decode("latin-1")
-                    roles |= {_name_role(place.name, k): v for k, v in _read_play(text).items()}
+                    for character, lines in _read_play(text).items():
+                        roles[re.sub(r"\W+", "_", f"{place.name}_{character}")] = lines
     except (OSError, EOFError, tarfile.TarError) as error:
         raise DataError(f"Cannot read {path}: {error}; fetch it again.") from None
     if not roles:
@@ -360,7 +361,3 @@ def _say(roles: Roles, speaker: str, line: str) -> None:
     said = line.replace("[", "").replace("]", "").strip()  # a bracket without its partner
     if said:
         roles.setdefault(speaker, []).append(said)
-
-
-def _name_role(play: str, character: str) -> str:
-    return re.sub(r"\W+", "_", f"{play}_{character}")

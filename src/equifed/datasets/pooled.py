@@ -161,14 +161,9 @@ def arrays(
 
 
 def divide(
-    name: str,
-    train: Pool,
-    test: Pool,
-    partition: Spec,
-    seed: int,
-    class_names: tuple[str, ...],
+    name: str, train: Pool, test: Pool, partition: Spec, seed: int, class_names: tuple[str, ...],
     source: dict[str, str],
-) -> Federation:
+) -> Federation:  # fmt: skip
     """Divide a pool by a partition; test samples follow the training samples class by class."""
     chosen, stream = build_partition(partition), Stream(seed).at("partition")
     labels = train[1].astype(np.int64)
@@ -216,14 +211,9 @@ def follow(parts: Sequence[Rows], labels: Rows, held_labels: Rows, stream: Strea
 
 
 def _load_idx(
-    name: str,
-    files: tuple[RemoteFile, ...],
-    partition: Spec,
-    seed: int,
-    samples: int | None,
-    class_names: tuple[str, ...],
-    licence: str,
-) -> Federation:
+    name: str, files: tuple[RemoteFile, ...], partition: Spec, seed: int, samples: int | None,
+    class_names: tuple[str, ...], licence: str,
+) -> Federation:  # fmt: skip
     paths = [find(f.folder, f.name.removesuffix(".gz")) or f.obtain() for f in files]
     arrays = [read_idx(path) for path in paths]
     if any(len(x) != len(y) for x, y in (arrays[:2], arrays[2:])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses
+from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
 from equifed.contract.clients import Clients, Traffic, check_index
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalWork
 from equifed.data.federation import Federation
 from equifed.engines.ordered_sums import dense_rows, to_numpy
-from equifed.models.curvature import LinearHessian
+from equifed.engines.own import JOINT
+from equifed.models.curvature import LinearHessian, check_sum_weights, refuse_bounds
 from equifed.models.flat import FlatModel
 from equifed.models.own_part import OwnPart
 from equifed.models.predictor import link_of
@@ -46,10 +49,13 @@ class TorchClients(Clients):
     model: FlatModel
     own: OwnPart | None = None
     own_rows: OwnRows
+    coarse: str | None = None
+    """Why second derivatives say nothing of the gradients here."""
 
     def __init__(self, data: Federation) -> None:
         self.names, self.index = data.names, np.arange(len(data.names))
         self.traffic = Traffic(len(data.names))
+        self._curvature: list[Curvature | str] = []  # subsets share it once it is known
         self._sizes: Index = np.asarray(data.train.sizes, dtype=np.int64)
 
     @property
@@ -81,18 +87,48 @@ class TorchClients(Clients):
             return "the clients' vectors do not fit into memory at once"
         return products_of_rows(dense_rows(vectors.collect()), multiply)
 
+    # -- second derivatives -----------------------------------------------------------------------
+
+    @override
+    def curvature(self) -> Curvature | str:
+        if self.remembers_own():
+            return JOINT
+        if (why := self.coarse or refuse_bounds(self.model)) is not None:  # hooks may come later
+            return why
+        if not self._curvature:
+            self._curvature.append(self.find_curvature())
+        return self._curvature[0]
+
+    @override
+    def curvature_sum(
+        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
+    ) -> CurvatureSum | str:
+        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
+        if self.coarse is not None or isinstance(hessian, str):
+            return self.coarse or str(hessian)
+        check_sum_weights(weights, len(self.index))
+        total, width = self.add_hessians(hessian, x, weights, thin), self.model.dtype.itemsize
+        # Down goes the model, and what its Hessian is multiplied with.
+        down = self.model.size + (0 if thin is None else thin.numel())
+        self.traffic.record(self.index, down=width * down, up=width * hessian.numbers(thin))
+        return hessian.answer(total, weights, thin)
+
+    @abstractmethod
+    def find_curvature(self) -> Curvature | str:
+        """Return bounds on the curvature of a model that has some."""
+
+    @abstractmethod
+    def add_hessians(
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
+    ) -> Tensor:
+        """Return the weighted sum of the clients' Hessians, penalty apart."""
+
     # -- the ledger -------------------------------------------------------------------------------
 
     def _book(self, *, down: int, up: int, losses: int = 0) -> None:
         """Book an exchange of model-sized vectors down and up, and of numbers up, per client."""
         vector = self.model.size * self.model.dtype.itemsize
         self.traffic.record(self.index, down=down * vector, up=up * vector + 8 * losses)
-
-    def _book_hessians(self, hessian: LinearHessian, thin: Tensor | None) -> None:
-        """Book the model down (and what it is multiplied with), the client's Hessian up."""
-        width = self.model.dtype.itemsize
-        down = self.model.size + (0 if thin is None else thin.numel())
-        self.traffic.record(self.index, down=width * down, up=width * hessian.numbers(thin))
 
     def _book_local(self, work: LocalWork, corrected: bool) -> None:
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
@@ -114,9 +150,9 @@ class TorchClients(Clients):
             f" their own part is held by its penalty alone ({self.own.penalty})"
         )
 
+    @abstractmethod
     def find_one_class(self) -> list[str]:
         """Return the names of clients whose training samples are of one class."""
-        raise NotImplementedError
 
     @override
     def remembers_own(self) -> bool:

@@ -24,11 +24,11 @@ from typing_extensions import override
 
 from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Weights
 from equifed.contract.clients import Group, MissingClients, Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
-from equifed.contract.evaluation import SPLITS, Details, Evaluation, Hits, SampleMetric
+from equifed.contract.curvature import Curvature, Inexactness
+from equifed.contract.evaluation import Details, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data import Federation, Split
+from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.ordered_sums import (
@@ -41,10 +41,9 @@ from equifed.engines.ordered_sums import (
     leaf_nodes,
     nodes_within,
 )
-from equifed.engines.own import JOINT
 from equifed.engines.simulate import simulate
 from equifed.models.checks import load_weights
-from equifed.models.curvature import LinearHessian, check_sum_weights, known_curvature
+from equifed.models.curvature import LinearHessian, known_curvature
 from equifed.models.losses import SampleLoss
 from equifed.models.predictor import Predictor
 
@@ -155,16 +154,10 @@ def assign_clients(sizes: Index, processes: int) -> Index:
 def cut_shard(federation: Federation, held: np.ndarray[Any, np.dtype[np.bool_]]) -> Federation:
     """Return the federation with the samples of the held clients only; the others stay, empty."""
     part = copy.copy(federation)
-    for name in SPLITS:
-        split = getattr(federation, name)
-        if split is not None:
-            sizes = np.diff(split.offsets)
-            rows = np.repeat(held, sizes)
-            offsets = np.concatenate([[0], np.cumsum(np.where(held, sizes, 0))])
-            groups = None if split.groups is None else split.groups[rows]
-            kept = Split(split.inputs[rows], split.targets[rows], offsets, groups)
-            # The checks of a federation were made on the whole; a shard's empty clients are meant.
-            object.__setattr__(part, name, kept)
+    for name, split in federation.splits().items():
+        rows = [mine if here else mine[:0] for mine, here in zip(split.rows(), held, strict=True)]
+        # The checks of a federation were made on the whole; a shard's empty clients are meant.
+        object.__setattr__(part, name, split.take(rows))
     return part
 
 
@@ -236,7 +229,7 @@ class DistributedClients(TorchClients):
             self._local = simulate(shard, model, loss, engine=first, **options)
         self._groups = group_clients(self._sizes, self.workers.size)
         self._local.divide_as(self._sizes, self._groups)
-        self._curvature: list[Curvature | str] = []
+        self.coarse = self._local.coarse
         self.model, self._template = self._local.model, self._local._template
         self.own, self.own_rows = self._local.own, self._local.own_rows
         if len(set(self.workers.share(self.model.digest_fixed()))) > 1:
@@ -363,38 +356,27 @@ class DistributedClients(TorchClients):
         return Inexactness(self._everywhere(own.losses), self._everywhere(own.gradients))
 
     @override
-    def curvature(self) -> Curvature | str:
-        if self.remembers_own():
-            return JOINT
-        if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
-            held, n = self._held, len(self.names)
-            own = known_curvature(self.model, n, self._local.inputs_of, held)
-            if isinstance(own, Curvature):
-                smoothness = self.workers.gather(own.smoothness[held], held, n)
-                convexity = self.workers.gather(own.strong_convexity[held], held, n)
-                tight = all(self.workers.share(own.tight))
-                own = Curvature(smoothness, convexity, tight, own.lowest)
-            self._curvature.append(own)
-        return self._curvature[0]
+    def find_curvature(self) -> Curvature | str:
+        held, n = self._held, len(self.names)
+        own = known_curvature(self.model, n, self._local.inputs_of, held)
+        if isinstance(own, str):
+            return own
+        smoothness = self.workers.gather(own.smoothness[held], held, n)
+        convexity = self.workers.gather(own.strong_convexity[held], held, n)
+        return Curvature(smoothness, convexity, all(self.workers.share(own.tight)), own.lowest)
 
     @override
-    def curvature_sum(
-        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
-    ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
-        if isinstance(hessian, str):
-            return hessian
-        check_sum_weights(weights, len(self.index))
+    def add_hessians(
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
+    ) -> Tensor:
         starts = np.searchsorted(self.holder, np.arange(self.workers.size + 1))  # all hold some
         spans = np.append(self._groups, self._groups[-1] + 1)[starts].tolist()
         groups = int(self._groups[-1]) + 1
         plans = [leaf_nodes(a, b, groups) for a, b in itertools.pairwise(spans)]
         nodes, given = plans[self.workers.rank], (hessian, x, weights[self._places()], thin)
         _, own = self._ask(lambda here: here.sum_hessians(*given, nodes))
-        self._book_hessians(hessian, thin)
         parts = torch.stack(own or [hessian.zeros(thin)] * len(nodes))
-        total = join_leaves(self.workers.exchange(plans, parts), groups)
-        return hessian.answer(total, weights, thin)
+        return join_leaves(self.workers.exchange(plans, parts), groups)
 
     @override
     def predictor(self, x: Tensor) -> Predictor:

@@ -247,27 +247,25 @@ class FederationEvaluator:
         if own is not None:  # each client has a model of its own
             models = (torch.cat([x, part]) for part in own)
             spans = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), models, strict=True))
-        losses, answers, outputs = [], [], []
+        losses, each, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
+        usual = "accuracy" if self._classes is not None else "mse"
         for target, loss, output in self._answers(name, spans):
             losses.append(loss)
-            if self._classes is not None:
-                answers.append(predicted_classes(output))
+            if usual == "accuracy":
+                each.append(predicted_classes(output) == target)
             elif self._model.loss is squared:
-                answers.append((_flat(output) - _flat(target)).square().mean(1))
+                each.append((_flat(output) - _flat(target)).square().mean(1))
             if asked:
                 outputs.append(output)
-        sizes, hits = np.diff(offsets), None
-        metrics = {"loss": _client_means(losses, offsets)}
-        if self._classes is None and self._model.loss is squared:
-            metrics["mse"] = _client_means(answers, offsets)
-        elif self._classes is not None:
-            targets = self._hold(name)[1]
-            given = torch.cat(answers) if answers else targets.new_empty(0)
-            correct = given == targets
-            metrics["accuracy"] = _client_means([correct] if answers else [], offsets)
-            hits = Hits(correct.cpu().numpy(), self._checksums[name])
+        metrics, hits = {"loss": _client_means(losses, offsets)}, None
+        if usual == "accuracy" or self._model.loss is squared:
+            metrics[usual] = _client_means(each, offsets)
+        if usual == "accuracy":
+            correct = torch.cat(each).cpu().numpy() if each else np.empty(0, dtype=np.bool_)
+            hits = Hits(correct, self._checksums[name])
         asked = [metric for metric in asked if metric.name not in metrics]
-        return Evaluation(name, sizes, metrics | self._measure(name, losses, outputs, asked), hits)
+        metrics |= self._measure(name, losses, outputs, asked)
+        return Evaluation(name, np.diff(offsets), metrics, hits)
 
     def _measure(
         self, name: str, losses: list[Tensor], outputs: list[Tensor], asked: Sequence[SampleMetric]
@@ -283,8 +281,7 @@ class FederationEvaluator:
             samples = whole.take(slice(offsets[i], offsets[i + 1]))
             try:
                 for one in asked:
-                    value = one.measure(samples.targets, samples.answer(one.needs))
-                    out[one.name][i] = value
+                    out[one.name][i] = one.measure(samples.targets, samples.answer(one.needs))
             except ValueError as error:
                 raise ValueError(f"Client {names[i]!r}, {name}: {error}") from error
         return out
@@ -296,10 +293,8 @@ def _client_means(parts: list[Tensor], offsets: Index) -> Losses:
     values = torch.cat(parts).to("cpu", torch.float64).numpy()
     # Differences of a running sum would lose digits; reduceat adds each client's samples apart.
     sizes = np.diff(offsets)
-    out = np.full(len(sizes), np.nan)
-    some = sizes > 0
-    if some.any():
-        out[some] = np.add.reduceat(values, offsets[:-1][some]) / sizes[some]
+    out, some = np.full(len(sizes), np.nan), sizes > 0
+    out[some] = np.add.reduceat(values, offsets[:-1][some]) / sizes[some]
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights, show_text
 from equifed.contract.clients import Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
+from equifed.contract.curvature import Curvature, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD, LocalWork, OwnL2, OwnSteps
 from equifed.contract.streams import Stream
@@ -45,13 +46,7 @@ from equifed.models.checks import (
     copy_module,
     load_weights,
 )
-from equifed.models.curvature import (
-    PIECE,
-    LinearHessian,
-    check_sum_weights,
-    known_curvature,
-    refuse_bounds,
-)
+from equifed.models.curvature import PIECE, LinearHessian, known_curvature
 from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data
 from equifed.models.losses import (
     SampleLoss,
@@ -65,9 +60,6 @@ from equifed.models.predictor import Predictor, describe_predictor
 
 class InProcessClients(TorchClients):
     """All samples in two tensors, client by client; arguments as for :func:`equifed.simulate`."""
-
-    coarse: str | None = None
-    """Why second derivatives say nothing of the gradients here."""
 
     def __init__(
         self,
@@ -91,8 +83,7 @@ class InProcessClients(TorchClients):
         module, loss = resolve_model(data, model, loss)
         check_module(module)
         self._template, self._federation = copy_module(module), data
-        self._curvature: list[Curvature | str] = []  # lists that subsets share once they are known
-        self._origin: list[dict[str, Any]] = []
+        self._origin: list[dict[str, Any]] = []  # subsets share it once it is known
         self._hold(data.train, dtype, device)
         self._groups = group_clients(self._sizes)  # whose Hessians are summed together
         self.workspace = Workspace(MOST_BYTES)
@@ -155,15 +146,9 @@ class InProcessClients(TorchClients):
 
     @override
     def local_steps(
-        self,
-        x: Tensor,
-        local: LocalSGD,
-        stream: Stream,
-        *,
-        control: ClientVectors | None = None,
-        target: Tensor | None = None,
-        slopes: Weights | None = None,
-    ) -> Moved:
+        self, x: Tensor, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
+        target: Tensor | None = None, slopes: Weights | None = None,
+    ) -> Moved:  # fmt: skip
         work = local.work()
         self.refuse_minibatches(work.batch_size)
         work.check(control, target, slopes)
@@ -173,22 +158,22 @@ class InProcessClients(TorchClients):
         thresholds = None if work.hinge is None else thresholds
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
 
+    @abstractmethod
     def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
         """Return the loss of every client."""
-        raise NotImplementedError
 
+    @abstractmethod
     def differentiate(
         self, x: Tensor, stream: Stream, batch_size: int | None
     ) -> tuple[Losses, ClientVectors]:
         """Return losses and gradients, all finite."""
-        raise NotImplementedError
 
+    @abstractmethod
     def move(
         self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
         target: Tensor | None, slopes: Weights | None,
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
         """Return the vectors of checked local work, and the thresholds of a hinge."""
-        raise NotImplementedError
 
     # -- what a model is --------------------------------------------------------------------------
 
@@ -222,11 +207,7 @@ class InProcessClients(TorchClients):
 
     @override
     def find_one_class(self) -> list[str]:
-        if self._federation.classes is None:
-            return []
-        targets, offsets = np.asarray(self._federation.train.targets), self._offsets
-        spans = zip(self.names, offsets[:-1], offsets[1:], strict=True)
-        return [n for n, a, b in spans if b > a and (targets[a:b] == targets[a]).all()]
+        return self._federation.find_one_class()
 
     @override
     def inexactness(self, x: Tensor) -> Inexactness | str | None:
@@ -249,9 +230,9 @@ class InProcessClients(TorchClients):
             own[rows], decrements[rows], squares[rows] = v, decrement, square
         return own, *error_bounds(decrements, self.offsets, squares)
 
+    @abstractmethod
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
         """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
-        raise NotImplementedError
 
     def refuse_minibatches(self, batch_size: int | None) -> None:
         """Refuse minibatches where the best own part for all samples is meant."""
@@ -281,36 +262,21 @@ class InProcessClients(TorchClients):
     # -- second derivatives -----------------------------------------------------------------------
 
     @override
-    def curvature(self) -> Curvature | str:
-        if self.remembers_own():
-            return JOINT
-        if (why := self.coarse or refuse_bounds(self.model)) is not None:  # hooks may come later
-            return why
-        if not self._curvature:
-            self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
-        return self._curvature[0]
+    def find_curvature(self) -> Curvature | str:
+        return known_curvature(self.model, len(self.names), self.inputs_of)
 
     @override
-    def curvature_sum(
-        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
-    ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
-        if self.coarse is not None or isinstance(hessian, str):
-            return self.coarse or str(hessian)
-        check_sum_weights(weights, len(self.index))
+    def add_hessians(
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
+    ) -> Tensor:
         groups = int(self._groups[-1]) + 1
         (total,) = self.sum_hessians(hessian, x, weights, thin, leaf_nodes(0, groups, groups))
-        self._book_hessians(hessian, thin)
-        return hessian.answer(total, weights, thin)
+        return total
 
     def sum_hessians(
-        self,
-        hessian: LinearHessian,
-        x: Tensor,
-        weights: Weights,
-        thin: Tensor | None,
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None,
         nodes: Sequence[Node],
-    ) -> list[Tensor]:
+    ) -> list[Tensor]:  # fmt: skip
         """Return parts of the weighted sum of Hessians, penalty apart: nodes of a fixed tree."""
         share = np.zeros(len(self.names))
         share[self.index] = weights

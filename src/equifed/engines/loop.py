@@ -47,8 +47,10 @@ def walk_client(
         correction = scale.multiply(correction)
     for step in range(steps):
         value, direction = gradient(u, step)
-        if slope is not None:
-            found["threshold"] = _bend(work, slope, value, direction, found["threshold"])
+        if slope is not None and work.hinge is not None:
+            s = slope * torch.sigmoid((value - found["threshold"]) / work.hinge.smoothing)
+            direction *= s
+            found["threshold"] = found["threshold"] - work.lr * (1 - s)
         if work.mean_gradient:
             found["mean_gradient"] += direction
         if scale is not None:
@@ -70,16 +72,6 @@ def walk_client(
     if work.multiplier and correction is not None:  # c_i - c + proximal (x - u)
         found["multiplier"] = work.proximal * found["displacement"] - correction
     return found
-
-
-def _bend(
-    work: LocalWork, slope: float, value: Tensor, direction: Tensor, threshold: Tensor
-) -> Tensor:
-    """Scale a gradient as the hinge does, in place, and return where the threshold moves to."""
-    assert work.hinge is not None
-    s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
-    direction *= s
-    return threshold - work.lr * (1 - s)
 
 
 class LoopClients(InProcessClients):

@@ -60,7 +60,7 @@ def nodes_within(first: int, last: int, n: int, node: Node | None = None) -> Ite
     >>> list(nodes_within(0, 10, 20))
     [(0, 0), (-1, 8), (-1, 9)]
     """
-    node = node or (_height(n), 0)
+    node = node or _root(n)
     begin, end = _span(node, n)
     if first <= begin and end <= last:
         yield node
@@ -87,7 +87,7 @@ def join_nodes(
     known: dict[Node, Tensor], weights: Weights, n: int, node: Node | None = None
 ) -> Tensor:
     """Return the sum over all n clients, or those under a node, from values that cover them."""
-    node = node or (_height(n), 0)
+    node = node or _root(n)
     if node in known:
         return known[node]
     parts = [join_nodes(known, weights, n, child) for child in _children(node, n)]
@@ -163,9 +163,9 @@ def _add(parts: Iterator[Tensor] | list[Tensor]) -> Tensor:
     return first + other[0] if other else first
 
 
-def _height(n: int) -> int:
-    """Return the level of the root of n clients' tree."""
-    return max(0, -(-n // BLOCK) - 1).bit_length()
+def _root(n: int) -> Node:
+    """Return the root of n clients' tree."""
+    return max(0, -(-n // BLOCK) - 1).bit_length(), 0
 
 
 def _span(node: Node, n: int) -> tuple[int, int]:
@@ -206,8 +206,11 @@ class InProcessVectors(ClientVectors):
         return DenseVectors(self.dense()[begin:end])
 
     def of_chunk(self, chunk: Any) -> Tensor:
-        """Return the vectors of a chunk's clients as rows."""
-        return take_places(self.dense(), chunk.places)
+        """Return the vectors of a chunk's clients as rows; a view where they are consecutive."""
+        rows, places = self.dense(), chunk.places
+        if isinstance(places, slice):
+            return rows[places]
+        return rows.index_select(0, torch.as_tensor(places, device=rows.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,13 +269,6 @@ def in_process(vectors: ClientVectors) -> InProcessVectors:
 def dense_rows(vectors: ClientVectors) -> Tensor:
     """Return vectors of an engine in this process as the rows of a matrix."""
     return in_process(vectors).dense()
-
-
-def take_places(values: Tensor, places: slice | Index) -> Tensor:
-    """Return the rows of a matrix at a chunk's places; a view where they are consecutive."""
-    if isinstance(places, slice):
-        return values[places]
-    return values.index_select(0, torch.as_tensor(places, device=values.device))
 
 
 def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:

@@ -25,9 +25,10 @@ with :math:`L \ge \partial_{uu} f_i` without its penalty: in a positive semidefi
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,7 @@ def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Te
     return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
 
 
-class Offsets(Protocol):
+class Offsets(ABC):
     """A loss as a function of one offset per output (c, k); outputs are (c, k, b).
 
     Sums are of a *base*, made once for offsets near some; steps change how far ``away`` they are.
@@ -94,13 +95,13 @@ class Offsets(Protocol):
 
     def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
         """Return offsets (c, k) to start from; the base is that of zero."""
-        ...
+        return torch.zeros_like(wanted)
 
+    @abstractmethod
     def derivatives(
         self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return first (c, k) and second (c, k, k) derivatives by the offsets, penalty apart."""
-        ...
 
     def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted derivatives (c, k, b) by the outputs."""
@@ -190,10 +191,6 @@ class SquaredOffsets(Offsets):
     known = DERIVATIVES["squared"]
     l2: float
     turn: float = 0.0
-
-    @override
-    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
-        return torch.zeros_like(wanted)
 
     @override
     def derivatives(

@@ -178,7 +178,11 @@ def choose_faster(stacked: StackedClients, loop: LoopClients, x: Tensor) -> Simu
     where = model.dtype, device, torch.get_num_threads(), count
     kind = repr((str(model.module), shapes, where))
     if kind not in _KNOWN:
-        ways = {clients.engine: _gradients(clients, x, count) for clients in (stacked, loop)}
+        ways: dict[str, Callable[[], object]] = {}
+        for clients in (stacked, loop):
+            some = clients.subset(range(count))
+            some.traffic = Traffic(len(clients.names))  # nothing of this is an exchange
+            ways[clients.engine] = partial(some.value_and_gradient, x, Stream(0), BATCH)
         seconds = measure(ways, device)
         name = "loop" if seconds["loop"] < BETTER * seconds["stacked"] else "stacked"
         each = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in seconds.items())
@@ -188,12 +192,6 @@ def choose_faster(stacked: StackedClients, loop: LoopClients, x: Tensor) -> Simu
     chosen: Simulated = loop if name == "loop" else stacked
     chosen.choice = told
     return chosen
-
-
-def _gradients(clients: Simulated, x: Tensor, count: int) -> Callable[[], object]:
-    some = clients.subset(range(count))
-    some.traffic = Traffic(len(clients.names))  # nothing of this is an exchange
-    return partial(some.value_and_gradient, x, Stream(0), BATCH)
 
 
 def measure(ways: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:

@@ -270,18 +270,15 @@ class FlatModel:
                 "reproduced; use nn.Dropout modules (they are given an address) instead of "
                 "functional dropout."
             )
-        if fewer.shape[1:] != first.shape[1:] or not _alike(fewer, first[:-1]):
+        alone = first[:-1]
+        scale = float(alone.nan_to_num().abs().max()) if alone.numel() else 0.0
+        near: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3 * scale, "equal_nan": True}
+        if fewer.shape[1:] != first.shape[1:] or not torch.allclose(fewer, alone, **near):
             raise ValueError(
                 "The model's outputs for a sample depend on the other samples of the batch; "
                 "normalise within samples, and say batch_first=True in layers that have it."
             )
         return first
-
-
-def _alike(values: Tensor, others: Tensor) -> bool:
-    """Tell whether outputs are the same but for the rounding of batches of different sizes."""
-    scale = float(others.nan_to_num().abs().max()) if others.numel() else 0.0
-    return torch.allclose(values, others, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def unflatten(x: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
@@ -323,9 +320,8 @@ def gains_from_channels_last(
 ) -> bool:
     """Tell whether to put channels last: float32 on a CPU, and a few samples pass through."""
     real = images.dim() == 4 and images.dtype == x.dtype == torch.float32
-    if not real or x.device.type != "cpu":
-        return False
-    if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
+    convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
+    if not (real and convolves and x.device.type == "cpu"):
         return False
     x = x.detach().requires_grad_()
     try:

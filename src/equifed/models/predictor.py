@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from equifed.contract.arrays import Index
 from equifed.contract.local import OwnL2, own_strength
 from equifed.data.arrays import is_frame
 from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
-from equifed.data.split import DataError
+from equifed.data.split import DataError, refuse
 from equifed.models.losses import FittedLoss, base_loss, fitted_loss
 from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of
 
@@ -252,10 +251,10 @@ class Predictor:
         if self.classes is None:
             return np.asarray(targets, dtype=np.float64)
         code = {name: k for k, name in enumerate(self.classes)}
-        strange = [str(t) for t in targets if str(t) not in code]
-        if strange:
-            known = ", ".join(self.classes[:12])
-            raise DataError(f"There is no class {strange[0]!r}; there are {known}.")
+        refuse(
+            (str(t) for t in targets if str(t) not in code),
+            lambda t: f"There is no class {t!r}; there are {', '.join(list(code)[:12])}.",
+        )
         return np.array([code[str(t)] for t in targets], dtype=np.int64)
 
     def _outputs(self, rows: Any, client: str | Sequence[str] | None) -> Array:
@@ -267,12 +266,17 @@ class Predictor:
 
     def answer_owners(self, features: Array, owners: Sequence[str] | None) -> Array:
         """Return the outputs for prepared samples, each by its owner's module."""
-        if not self.own or owners == []:
+        if not self.own or not owners:
+            if self.own and owners is None:
+                _say_shared(self.own, "and nobody says whose rows these are (client=NAME)")
             return self.answer(features)
-        groups = group_by_module(self.module, self.own, self.clients, owners, len(features))
-        parts = [(mine, self.run_module(module, features[mine])) for module, mine in groups]
-        order = np.argsort(np.concatenate([mine for mine, _ in parts]))
-        return np.concatenate([found for _, found in parts])[order]
+        groups = group_rows(owners)
+        warn_of_strangers(self.own, [name for name in groups if name not in self.clients])
+        parts = []
+        for name, mine in groups.items():
+            module = self.module_for(name) if name in self.clients else self.module
+            parts.append(self.run_module(module, features[mine]))
+        return np.concatenate(parts)[np.argsort(np.concatenate(list(groups.values())))]
 
     def run_module(self, module: nn.Module, features: Array) -> Array:
         """Return the outputs of a module for prepared rows in float64, shape (rows, outputs)."""
@@ -300,12 +304,13 @@ class Predictor:
             owners = [str(name) for name in rows[title]]
         if len(owners) != count:
             raise DataError(f"client names {len(owners)} rows, there are {count}.")
-        strange = next((name for name in owners if self.only not in (None, name)), None)
-        if strange is not None:
-            raise DataError(
-                f"This is the model of {self.only!r}, with its own part; got a row of {strange!r}: "
+        refuse(
+            (name for name in owners if self.only not in (None, name)),
+            lambda name: (
+                f"This is the model of {self.only!r}, with its own part; got a row of {name!r}: "
                 "take that client's model, or the predictor of the run."
-            )
+            ),
+        )
         return owners
 
 
@@ -362,21 +367,6 @@ def describe_predictor(data: Federation, module: nn.Module, loss: Any) -> Predic
         outputs_shape=data.train.targets.shape[1:],
         loss=fitted_loss(loss),
     )
-
-
-def group_by_module(
-    module: nn.Module, own: OwnParameters, clients: Sequence[str], owners: Sequence[str] | None,
-    count: int,
-) -> Iterator[tuple[nn.Module, Index]]:  # fmt: skip
-    """Yield modules and the rows that each answers; strangers get the shared one."""
-    if owners is None:
-        _say_shared(own, "and nobody says whose rows these are (client=NAME)")
-        yield module, np.arange(count)
-        return
-    groups = group_rows(owners) if owners else {}
-    warn_of_strangers(own, [name for name in groups if name not in clients])
-    for name, mine in groups.items():
-        yield module_of(module, own, clients, name) if name in clients else module, mine
 
 
 def warn_of_strangers(own: OwnParameters, strangers: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ def alone(
             for name in data.names
         ]
         strengths, chosen = [l2], np.zeros(len(data.names), dtype=np.int64)
-    one_class = find_one_class(data)
+    one_class = tuple(data.find_one_class())
     record, samples = _measure(data, models, one_class, metric, split)
     how = "own models by Newton's method" if exact else f"own models by {algorithm!r}"
     how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
@@ -290,14 +290,6 @@ def measure_each(kind: Metric, scores: SampleScores) -> Losses:
     if kind.each is None or kind.needs != "prediction":
         return np.empty(0)
     return np.asarray(kind.each(scores.targets, scores.answer(kind.needs)), dtype=np.float64)
-
-
-def find_one_class(data: Federation) -> tuple[str, ...]:
-    """Return the clients whose training samples are of one class."""
-    if data.classes is None:
-        return ()
-    parts = ((name, data.train.client(i)[1]) for i, name in enumerate(data.names))
-    return tuple(name for name, targets in parts if len(np.unique(targets)) == 1)
 
 
 # -- beside a run -----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from equifed.engines.ordered_sums import (
 from equifed.engines.own import plain_work
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
-from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, StepSamples
+from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule
 from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.samples import (
     CPU_CHUNK,
@@ -41,10 +41,10 @@ from equifed.engines.stacked.samples import (
     PROFILE_CHUNK,
     Chunk,
     PlannedBatches,
-    SampleStore,
     Supply,
     common_widths,
     round_up,
+    sample_bytes,
     split_into_chunks,
 )
 from equifed.engines.stacked.walk import (
@@ -114,14 +114,12 @@ class StackedClients(InProcessClients):
         self.workspace = Workspace(self._memory)
         self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
-        self._store = SampleStore(self._inputs, self._targets)
-        self._choose_ways(choose_rule(self.model, self._inputs.dim() - 1, fast, compiled))
+        self._choose_ways(choose_rule(self.model, fast, compiled))
         self._check_batched()
 
     def _choose_ways(self, rule: GradientRule) -> None:
         """Choose how gradients and local steps are computed."""
-        known = self.model.penalised, self.model.size, self.model.own_l2
-        self.rule = PenalisedRule(rule, self.model.l2, self._precision, *known)
+        self.rule = PenalisedRule(rule, self.model.l2, self._precision, self.model)
         if self.offsets is not None:
             self.rule = ProfileRule(rule, self.model, self.offsets, self._precision)
         layer = LeastSquares.layer_of(rule, self.model.loss)
@@ -154,9 +152,11 @@ class StackedClients(InProcessClients):
                     total = self.rule.value(self.models(x, chunk), blocks)
                 else:
                     total = self.model.penalty(x).expand(len(chunk))
-                    for samples in blocks:
-                        each = self._sample_losses(x, samples)
-                        total = total + (each * samples.weights).sum(dim=1)
+                    for one in blocks:
+                        keys = None if one.keys is None else one.keys.flatten(0, 1)
+                        inputs, targets = one.inputs.flatten(0, 1), one.targets.flatten(0, 1)
+                        each = self.model.sample_losses(x, inputs, targets, keys)
+                        total = total + (each.view_as(one.weights) * one.weights).sum(dim=1)
                 put_rows(values, chunk.places, total)
         return values
 
@@ -165,7 +165,7 @@ class StackedClients(InProcessClients):
         self, x: Tensor, stream: Stream, batch_size: int | None
     ) -> tuple[Losses, ClientVectors]:
         run = GradientRun(self, x, stream, batch_size, ["gradient"])
-        if not self._fits(1):
+        if self.rows_at_once(1) < len(self.index):
             losses = to_numpy(self.measure_losses(x, stream, batch_size))
             return self.require_finite(losses, "loss"), RemadeVectors(run, "gradient")
         matrices, losses = run.everything()
@@ -177,7 +177,7 @@ class StackedClients(InProcessClients):
         target: Tensor | None, slopes: Weights | None,
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
         run = LocalRun(self, x, work, stream, control, target, slopes)
-        if self._fits(len(work.results)):
+        if self.rows_at_once(len(work.results)) >= len(self.index):
             matrices, thresholds = run.everything()
             return {kind: DenseVectors(matrix) for kind, matrix in matrices.items()}, thresholds
         now = work.hinge is not None or self.remembers_own()
@@ -237,7 +237,7 @@ class StackedClients(InProcessClients):
 
         def length_for(size: int) -> int:
             width = size if batch_size is None else min(size, batch_size)
-            most = budget // (model + width * self._store.sample_bytes)
+            most = budget // (model + width * sample_bytes(self._inputs))
             if self._chunk is not None or not 1 < most < len(self.index) or not self.independent:
                 return self._chunk or max(1, most)
             turns = math.ceil(len(self.index) / (most * torch.get_num_threads()))
@@ -256,7 +256,7 @@ class StackedClients(InProcessClients):
         if self.own is not None and self.own.varies:  # it depends on the number of samples
             each = [[self.own.strength(int(n))] for n in chunk.sizes]
             own_l2 = torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
-        return Supply(self._store, chunk, batches, own_l2)
+        return Supply(self._inputs, self._targets, chunk, batches, own_l2)
 
     def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
@@ -292,19 +292,6 @@ class StackedClients(InProcessClients):
                 f"({str(error).splitlines()[0][:120]}); use the loop engine."
             ) from error
 
-    def _fits(self, matrices: int) -> bool:
-        """Tell whether that many (n, d) matrices stay within the memory bound."""
-        size = len(self.index) * row_bytes(self.model.size, self.model.dtype)
-        return matrices * size <= self._memory
-
     def rows_at_once(self, matrices: int) -> int:
         """Return of how many clients that many vectors each stay within the memory bound."""
         return self._memory // (matrices * row_bytes(self.model.size, self.model.dtype))
-
-    def _sample_losses(self, x: Tensor, samples: StepSamples) -> Tensor:
-        """Return the loss of every sample at a model that all share, shape (c, b)."""
-        keys = None if samples.keys is None else samples.keys.flatten(0, 1)
-        each = self.model.sample_losses(
-            x, samples.inputs.flatten(0, 1), samples.targets.flatten(0, 1), keys
-        )
-        return each.view(samples.weights.shape)

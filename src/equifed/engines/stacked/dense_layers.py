@@ -191,10 +191,10 @@ class DenseLayersRule(GradientRule):
         return tuple(layer.mask(keys, units, self._dtype) for layer, units in self._dropped)
 
     @staticmethod
-    def layers_of(model: FlatModel, input_dimensions: int) -> list[Layer] | None:
+    def layers_of(model: FlatModel) -> list[Layer] | None:
         """Return the model's layers, or None if it has others than those known here."""
         layers: list[Layer] = []
-        start, flat = 0, input_dimensions == 1
+        start, flat = 0, model.input_dimensions == 1
         if model.fixed:
             return None  # what is not trained has no place in u
         for part in _parts(model.module):
@@ -247,15 +247,9 @@ class DenseLayersRule(GradientRule):
         return h.to(u.dtype), saved
 
     def _backward(
-        self,
-        u: Tensor,
-        samples: StepSamples,
-        outputs: Tensor,
-        saved: list[Tensor],
-        out: Tensor,
-        beta: float,
-        alpha: float,
-    ) -> None:
+        self, u: Tensor, samples: StepSamples, outputs: Tensor, saved: list[Tensor], out: Tensor,
+        beta: float, alpha: float,
+    ) -> None:  # fmt: skip
         """Set ``out``, which may be u, to beta times itself plus alpha times the gradients."""
         delta = self._slope(outputs, samples.targets, samples.weights)
         for k in range(len(self.layers) - 1, self._first - 1, -1):
@@ -287,11 +281,9 @@ def slope_of(loss: SampleLoss) -> Slope:
     return by_autograd
 
 
-def choose_rule(
-    model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
-) -> GradientRule:
+def choose_rule(model: FlatModel, fast: bool = True, compiled: bool = False) -> GradientRule:
     """Return the fastest rule for a model, or ``torch.func`` if not ``fast``."""
-    layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
+    layers = DenseLayersRule.layers_of(model) if fast else None
     if layers is not None:
         return DenseLayersRule(model, layers)
     if compiled:

@@ -99,19 +99,16 @@ class PenalisedRule:
     """A rule for whole losses: blocks of samples, and penalties."""
 
     def __init__(
-        self,
-        rule: GradientRule,
-        l2: float,
-        precision: Precision = "full",
-        penalised: Tensor | None = None,
-        size: int | None = None,
-        own_l2: float | None = None,
-    ) -> None:
+        self, rule: GradientRule, l2: float, precision: Precision = "full",
+        model: FlatModel | None = None,
+    ) -> None:  # fmt: skip
         if precision not in get_args(Precision):
             raise ValueError(f"precision is one of {get_args(Precision)}, got {precision!r}.")
         self.data, self._l2, self._precision = rule, l2, precision
-        self._penalised = penalised  # 1 or 0 for every parameter; None: all of them
-        self._own, self._more = slice(size, None), 0.0 if own_l2 is None else own_l2 - l2
+        self._penalised, self._own, self._more = None, slice(0), 0.0
+        if model is not None:  # with own parameters, or shared ones that are free
+            self._penalised, self._own = model.penalised, slice(model.size, None)
+            self._more = model.own_l2 - l2
 
     def begin(self) -> PenalisedRule:
         """Return the rule for one walk of several steps."""
@@ -168,16 +165,10 @@ class CompiledRule(GradientRule):
         try:
             return self._gradient(u, samples)
         except RuntimeError as error:
-            self._give_up(error)
+            if self._gradient == self._plain.gradient:
+                raise  # it cannot be computed at all
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            told = f"The model cannot be compiled ({said}); it is computed without."
+            warnings.warn(told, UserWarning, stacklevel=2)
+            self._gradient = self._plain.gradient
             return self._gradient(u, samples)
-
-    def _give_up(self, error: RuntimeError) -> None:
-        if self._gradient == self._plain.gradient:
-            raise error  # it cannot be computed at all
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(
-            f"The model cannot be compiled ({said}); it is computed without.",
-            UserWarning,
-            stacklevel=2,
-        )
-        self._gradient = self._plain.gradient

@@ -48,13 +48,9 @@ class Chunk:
 
 
 def split_into_chunks(
-    index: Index,
-    offsets: Index,
-    widths: Index,
-    mixed: bool,
-    length_for: Callable[[int], int],
+    index: Index, offsets: Index, widths: Index, mixed: bool, length_for: Callable[[int], int],
     device: torch.device,
-) -> Iterator[Chunk]:
+) -> Iterator[Chunk]:  # fmt: skip
     """Yield the clients of ``index`` by decreasing number of samples.
 
     ``length_for`` says how many clients may share a chunk with one of so many samples; ``mixed``
@@ -119,18 +115,43 @@ def as_slice(places: Index) -> slice | Index:
     return places
 
 
-class SampleStore:
-    """All samples, client after client, fetched chunk by chunk and batch by batch."""
+def sample_bytes(inputs: Tensor) -> int:
+    """Return the memory of one sample."""
+    return max(1, inputs[0].numel() * inputs.element_size())
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self._inputs, self._targets = inputs, targets
-        self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
 
-    def room(self, batch: Batch) -> Tensor:
-        """Return a place for the inputs of batches of this size."""
-        return self._inputs.new_empty(batch.positions.numel(), *self._inputs.shape[1:])
+class Supply:
+    """The samples of a chunk, step by step; minibatches take the place of those before."""
 
-    def fetch(self, batch: Batch, room: Tensor | None = None) -> StepSamples:
+    def __init__(
+        self,
+        inputs: Tensor,  # of all clients, one after the other
+        targets: Tensor,
+        chunk: Chunk,
+        batches: Minibatches | PlannedBatches,
+        own_l2: Tensor | None = None,
+    ) -> None:
+        self._inputs, self._targets, self._chunk = inputs, targets, chunk
+        self._batches, self._own_l2 = batches, own_l2
+
+    @cached_property
+    def _room(self) -> Tensor:
+        most = self._batches.at(0).positions.numel()  # the first is as large as any
+        return self._inputs.new_empty(most, *self._inputs.shape[1:])
+
+    @cached_property
+    def whole(self) -> StepSamples:
+        """All samples of the chunk's clients, without copying them where that is possible."""
+        run, batch = self._chunk.run, self._batches.at(0)
+        one_order = has_one_order(self._inputs.dtype, self._inputs.device)
+        # Products of rows that begin where copies do not may have other bits.
+        if run is None or (one_order and self._inputs[run].data_ptr() % ALIGNED):
+            return self._fetch(batch)
+        shape = len(self._chunk), self._chunk.width
+        inputs, targets = (v[run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets))
+        return StepSamples(inputs, targets, batch.weights, batch.keys)
+
+    def _fetch(self, batch: Batch, room: Tensor | None = None) -> StepSamples:
         """Return one batch, whose positions count all clients' samples; inputs in the room."""
         rows, shape = batch.positions.reshape(-1), batch.positions.shape  # copied once for both
         out = None if room is None else room.narrow(0, 0, len(rows))
@@ -139,38 +160,6 @@ class SampleStore:
         targets = torch.index_select(self._targets, 0, rows)
         inputs, targets = (v.view(*shape, *v.shape[1:]) for v in (inputs, targets))
         return StepSamples(inputs, targets, batch.weights, batch.keys)
-
-    def fetch_all(self, chunk: Chunk, batch: Batch) -> StepSamples:
-        """Return all samples of a chunk's clients, without copying them where that is possible."""
-        run, one_order = chunk.run, has_one_order(self._inputs.dtype, self._inputs.device)
-        # Products of rows that begin where copies do not may have other bits.
-        if run is None or (one_order and self._inputs[run].data_ptr() % ALIGNED):
-            return self.fetch(batch)
-        shape = (len(chunk), chunk.width)
-        inputs, targets = (v[run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets))
-        return StepSamples(inputs, targets, batch.weights, batch.keys)
-
-
-class Supply:
-    """The samples of a chunk, step by step; minibatches take the place of those before."""
-
-    def __init__(
-        self,
-        store: SampleStore,
-        chunk: Chunk,
-        batches: Minibatches | PlannedBatches,
-        own_l2: Tensor | None = None,
-    ) -> None:
-        self._store, self._chunk, self._batches, self._own_l2 = store, chunk, batches, own_l2
-
-    @cached_property
-    def _room(self) -> Tensor:
-        return self._store.room(self._batches.at(0))  # the first is as large as any
-
-    @cached_property
-    def whole(self) -> StepSamples:
-        """All samples of the chunk's clients."""
-        return self._store.fetch_all(self._chunk, self._batches.at(0))
 
     def prepare(self) -> None:
         """Fetch full batches now, or make room for minibatches."""
@@ -185,11 +174,11 @@ class Supply:
 
     def _blocks(self, step: int, live: int) -> list[StepSamples]:
         if self._batches.shuffled:
-            return [self._store.fetch(self._batches.at(step).first(live), self._room)]
+            return [self._fetch(self._batches.at(step).first(live), self._room)]
         whole = self.whole
         if whole.keys is not None and step > 0:  # the same samples, other units dropped
             whole = replace(whole, keys=self._batches.at(step).keys)
-        return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))
+        return whole.first(live).blocks(max(1, BLOCK // sample_bytes(self._inputs)))
 
 
 ENTRIES = 1 << 24

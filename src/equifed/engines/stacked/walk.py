@@ -116,7 +116,14 @@ class ChunkWalk:
             rule.step(u, samples, keep=keep, lr=work.lr)
         else:
             gradient, value = rule.gradient(u, samples)
-            self._transform(gradient, value)
+            if work.hinge is not None and self._given.slope is not None:
+                threshold = self.value[:live]
+                s = torch.sigmoid((value - threshold) / work.hinge.smoothing)
+                s = self._given.slope[:live] * s
+                gradient.mul_(s.unsqueeze(1))
+                threshold.sub_(1 - s, alpha=work.lr)
+            if self._gradients is not None:
+                self._gradients[:live] += gradient
             if self._scale is not None:
                 gradient = self._scale.multiply(gradient)
             u.mul_(keep).sub_(gradient, alpha=work.lr)
@@ -131,17 +138,6 @@ class ChunkWalk:
             # Of those who are at the snapshot, or stop before it.
             first = 0 if step + 1 == snapshot else self.live(step + 1)
             self._snapshot[first:live] = u[first:]
-
-    def _transform(self, gradient: Tensor, value: Tensor) -> None:
-        """Apply the hinge to the gradients, move the thresholds, and keep the gradients' sum."""
-        live, hinge, slope = len(gradient), self._work.hinge, self._given.slope
-        if hinge is not None and slope is not None:
-            threshold = self.value[:live]
-            s = slope[:live] * torch.sigmoid((value - threshold) / hinge.smoothing)
-            gradient.mul_(s.unsqueeze(1))
-            threshold.sub_(1 - s, alpha=self._work.lr)
-        if self._gradients is not None:
-            self._gradients[:live] += gradient
 
     @property
     def own(self) -> Tensor | None:
