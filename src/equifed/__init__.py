@@ -20,6 +20,7 @@ _HOMES = {
     "StopWhen": "training.final_model",
     "alone": "runs.alone",
     "compare": "runs.comparison",
+    "fit": "runs.fit",
     "features": "models.features",
     "load": "datasets.registry",
     "load_predictor": "runs.load",

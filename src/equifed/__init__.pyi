@@ -49,6 +49,7 @@ from equifed.models.features import features as features
 from equifed.report.page import write_report as write_report
 from equifed.runs.alone import alone as alone
 from equifed.runs.comparison import compare as compare
+from equifed.runs.fit import fit as fit
 from equifed.runs.load import load_predictor as load_predictor
 from equifed.runs.personalise import personalise as personalise
 from equifed.runs.run import resume as resume

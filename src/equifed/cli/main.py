@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli import data, many, model, run
+from equifed.cli import data, fit, many, model, run
 from equifed.cli.flower import app as flower_app
 from equifed.cli.terminal import EXIT_CODES, Explaining
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    many.demo, run.run, run.resume, run.init, many.report, many.compare,
+    many.demo, fit.fit, run.run, run.resume, run.init, many.report, many.compare,
     model.predict, model.evaluate, model.personalise, model.export, model.evidence,
 ):  # fmt: skip
     app.command()(command)

@@ -64,7 +64,7 @@ def init(
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
     assert table is not None
-    guess = _guess(table, client, target, _split(categorical), _split(numeric))
+    guess = guess_table(table, client, target, split_names(categorical), split_names(numeric))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
     _try(out)
@@ -74,12 +74,12 @@ def init(
         typer.echo("\n".join(_describe(guess, out)))
 
 
-def _split(given: list[str] | None) -> list[str]:
+def split_names(given: list[str] | None) -> list[str]:
     """Return the names in options that are repeated or separated by commas."""
     return [name.strip() for text in given or [] for name in text.split(",") if name.strip()]
 
 
-def _guess(
+def guess_table(
     table: Path, client: str | None, target: str | None, coded: list[str], numeric: list[str]
 ) -> Guess:
     """Return what the columns are: as given, else as guessed."""

@@ -139,37 +139,46 @@ def alone(
     >>> len(found.losses), found.record.metric
     (4, 'accuracy')
     """
-    module, found_loss = resolve_model(data, model, loss)
-    found_loss = weigh_classes(found_loss, class_weights, data)
-    held = data.train.inputs[:EXAMPLES], data.train.targets[:EXAMPLES]
-    few = [as_data(values, torch.float64, "cpu") for values in held]
-    shape: Any = {"classes": data.classes, "l2": l2, "penalise": penalise}
-    linear = FlatModel(module, found_loss, *few, dtype=torch.float64, **shape)
+    linear = build_linear(data, model, loss, l2, class_weights, penalise)
     exact, tuned = is_solvable(linear), tune and data.validation is not None
     if exact:
         strengths = [l2, *(g for g in GRID if tuned and g != l2)]
-        found = _solve(linear, data, strengths)
+        found = solve_each(linear, data, strengths)
         chosen = _choose(linear, data, found)
         models = [(linear, x) for x in found[chosen, np.arange(len(data.names))]]
         given = [(linear, x) for x in found[0]]
     else:
-        engine: Any = {"loss": found_loss, "l2": l2, "penalise": penalise, "dtype": dtype}
+        engine: Any = {"loss": linear.loss, "l2": l2, "penalise": penalise, "dtype": dtype}
         engine["init"] = choose_init(model, None)
+        module, _ = resolve_model(data, model, loss)
         models = given = [
             _train(simulate(data.subset([name]), module, **engine), algorithm, rounds, seed)
             for name in data.names
         ]
         strengths, chosen = [l2], np.zeros(len(data.names), dtype=np.int64)
     one_class = tuple(data.find_one_class())
-    record, samples = _measure(data, models, one_class, metric, split)
+    record, samples = measure_models(data, models, one_class, metric, split)
     how = "own models by Newton's method" if exact else f"own models by {algorithm!r}"
     how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
     if one_class:
         how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
-    losses = [_score(data, *pair, *data.train.client(i)).losses.mean()
+    losses = [score_samples(data, *pair, *data.train.client(i)).losses.mean()
               + float(pair[0].penalty(pair[1])) for i, pair in enumerate(given)]  # fmt: skip
     l2s = np.array(strengths)[chosen]
     return Alone(record, np.array(losses), l2s, one_class, how, samples, data)
+
+
+def build_linear(
+    data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", l2: float = 0.0,
+    class_weights: ClassWeights | None = None, penalise: Penalise = "all",
+) -> FlatModel:  # fmt: skip
+    """Return a model of clients' own, in double precision."""
+    module, found_loss = resolve_model(data, model, loss)
+    found_loss = weigh_classes(found_loss, class_weights, data)
+    held = data.train.inputs[:EXAMPLES], data.train.targets[:EXAMPLES]
+    few = [as_data(values, torch.float64, "cpu") for values in held]
+    shape: Any = {"classes": data.classes, "l2": l2, "penalise": penalise}
+    return FlatModel(module, found_loss, *few, dtype=torch.float64, **shape)
 
 
 def is_solvable(model: FlatModel) -> bool:
@@ -178,7 +187,7 @@ def is_solvable(model: FlatModel) -> bool:
     return known and model.size <= MOST_NUMBERS
 
 
-def _solve(model: FlatModel, data: Federation, strengths: Sequence[float]) -> Tensor:
+def solve_each(model: FlatModel, data: Federation, strengths: Sequence[float]) -> Tensor:
     """Return every client's best model for each strength of the penalty, (strengths, N, d)."""
     train, places, late = data.train, find_places(model), set[str]()
     found = torch.zeros(len(strengths), len(train.sizes), model.size, dtype=torch.float64)
@@ -224,7 +233,9 @@ def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
     if len(found) > 1 and data.validation is not None:
         for i in map(int, np.flatnonzero(data.validation.sizes)):
             held = data.validation.client(i)
-            best[i] = np.argmin([_score(data, model, x, *held).losses.mean() for x in found[:, i]])
+            best[i] = np.argmin(
+                [score_samples(data, model, x, *held).losses.mean() for x in found[:, i]]
+            )
     return best
 
 
@@ -240,7 +251,7 @@ def _train(
     return clients.model, clients.flatten(history.parameters or {})
 
 
-def _score(
+def score_samples(
     data: Federation, model: FlatModel, x: Tensor, inputs: Any, targets: Any
 ) -> SampleScores:
     """Return losses and outputs of samples."""
@@ -258,9 +269,9 @@ def in_units(data: Federation, targets: Any, losses: Any, outputs: Any) -> Sampl
     return SampleScores(targets, losses, outputs, data.classes)
 
 
-def _measure(
-    data: Federation, models: Sequence[tuple[FlatModel, Tensor]], one_class: tuple[str, ...],
-    metric: str | None, split: str | None,
+def measure_models(
+    data: Federation, models: Sequence[tuple[FlatModel, Tensor]], one_class: Sequence[str] = (),
+    metric: str | None = None, split: str | None = None,
 ) -> tuple[MetricRecord, list[Losses]]:  # fmt: skip
     """Return a metric of every client's model, and of every single sample where it is a mean."""
     held = {name: part for name, part in data.splits().items() if len(part.targets)}
@@ -275,7 +286,7 @@ def _measure(
         inputs, targets = held[split].client(i)
         if not len(targets):
             continue
-        scores = _score(data, *models[i], inputs, targets)
+        scores = score_samples(data, *models[i], inputs, targets)
         samples[i] = measure_each(kind, scores)
         if name not in one_class:
             found[i] = kind.measure(scores.targets, scores.answer(kind.needs))

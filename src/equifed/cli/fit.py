@@ -1,0 +1,70 @@
+"""``equifed fit``: from a table to a model that serves all clients, and a page about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equifed.cli.run import guess_table, split_names
+from equifed.cli.terminal import Json, Overwrite, Quiet, open_console, print_json, resumable
+
+Columns = list[str] | None
+
+
+def fit(
+    table: Annotated[Path, typer.Argument(help="CSV or Parquet file of samples.")],
+    client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/fit-TABLE-SEED.")] = None,
+    keep_together: Annotated[
+        str | None, typer.Option(help="Column whose rows of one value stay in one split.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Column with dates: later rows are held out.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Column with train, validation or test.")
+    ] = None,
+    report_by: Annotated[
+        str | None, typer.Option(help="Column by whose values metrics are told, too.")
+    ] = None,
+    categorical: Annotated[
+        Columns, typer.Option(help="Columns of numbers that are codes (a,b,...). Text always is.")
+    ] = None,
+    numeric: Annotated[
+        Columns, typer.Option(help="Columns in which any text is a gap (a,b,...).")
+    ] = None,
+    test: Annotated[float, typer.Option(help="Share of every client's rows for the test.")] = 0.25,
+    seed: Annotated[int, typer.Option(help="Of what is held out.")] = 0,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Choose the model that serves all clients of a table best, and prove and measure it."""
+    from equifed.runs.fit import REPORT
+    from equifed.runs.fit import fit as choose
+
+    guess = guess_table(table, client, target, split_names(categorical), split_names(numeric))
+    folder = out or Path("runs") / f"fit-{table.stem}-{seed}"
+    apart = {keep_together, time, split} - {None}
+    together = keep_together or (None if apart else next(iter(guess.groups), None))
+    options = {"keep_together": together, "time": time, "split": split, "report_by": report_by}
+    features = [name for name in guess.features if name not in apart]
+    console = open_console(quiet or json)
+    again = (
+        f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"
+    )
+    with resumable(again), console.status("reading the table") as status:
+        served = choose(
+            table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
+            overwrite=overwrite, tell=lambda what: status.update(f"solving: {what}"),
+            features=features, task=guess.task, categorical=guess.categorical,
+            numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
+        )  # fmt: skip
+    if json:
+        print_json({"folder": str(folder), **served.to_dict()})
+    elif not quiet:
+        typer.echo(f"{served!r}\n\nfolder: {folder}; page: {folder / REPORT}")
+        typer.echo(f"next: equifed predict {folder} new.csv --out predictions.csv")

@@ -1,0 +1,381 @@
+"""What :func:`equifed.fit` tries: linear models along paths of strengths, on rows held out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from equifed.algorithms.fair_newton import FairNewton
+from equifed.contract.arrays import Losses
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.data.split import Split
+from equifed.engines.simulate import simulate
+from equifed.objectives import Average, ChiSquare
+from equifed.runs.alone import (
+    build_linear,
+    is_solvable,
+    measure_models,
+    solve_each,
+)
+from equifed.runs.linear_paths import LinearPaths, measure
+from equifed.training.files import RunFolderError, read_sealed, seal, write_file
+from equifed.training.final_model import StopWhen
+from equifed.training.history import History
+from equifed.training.loop import train
+
+L2 = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Penalties that every candidate is tried with."""
+RHOS = (3.0, 1.0, 0.3, 0.1, 0.03)
+OWN_L2 = (1.0, 1e-1, 1e-2, 1e-3)
+OWN_RHOS = (1.0, 0.3, 0.1)
+GAP, ROUNDS = 1e-6, 60
+FOLDS, SHARE, ENOUGH = 5, 0.2, 10
+"""Folds; share of the rows that is held out; with fewer of them at the median client, folds."""
+HALF = 0.5
+"""A client keeps a model of its own where that has at most this share of the chosen one's loss."""
+ALONE, TRIED = "each client alone", "tried"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model that is tried."""
+
+    l2: float
+    own_l2: float | None = None  # None: no own part
+    rho: float | None = None  # of chi-square; None: the average
+    curved: bool = False
+
+    @property
+    def family(self) -> str:
+        """What kind of candidate it is."""
+        own = "one shared model" if self.own_l2 is None else "own bias"
+        curved = ", curved columns" if self.curved else ""
+        return f"{own}, {'average' if self.rho is None else 'fair'}{curved}"
+
+    @property
+    def settings(self) -> str:
+        """Its strengths in words."""
+        told = {"l2": self.l2, "own_l2": self.own_l2, "rho": self.rho}
+        return ", ".join(f"{k} = {v:g}" for k, v in told.items() if v is not None)
+
+
+BASE = Point(0.0).family
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """Loss and main metric of every client; NaN for one without such rows."""
+
+    loss: Losses
+    metric: Losses
+
+    @property
+    def mean(self) -> float:
+        """Mean loss over clients."""
+        return float(np.nanmean(self.loss))
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What was chosen on held-out rows; nothing here depends on a test row."""
+
+    point: Point
+    best: dict[str, Point]  # of every family
+    scores: dict[str, Score]  # of the best, and of own models, on held-out rows
+    keepers: tuple[str, ...]  # clients that keep models of their own
+    alone_l2: Losses  # penalty of each client's own model
+    rows: str
+    tried: int
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What is chosen, in a few words."""
+        count = len(self.keepers)
+        own = f", {count} own model{'s' * (count > 1)}" if count else ""
+        return self.point.family + own
+
+    def __str__(self) -> str:
+        mine, average = self.scores[self.point.family].mean, self.scores[BASE].mean
+        against = f"{100 * (mine / average - 1):+.1f} % against {BASE} ({average:.4g})"
+        if self.point.family == BASE:
+            others = (s.mean for k, s in self.scores.items() if k not in (self.name, BASE, ALONE))
+            against = f"the next best kind has {min(others):.4g}"
+        keep = f"; {join_names(self.keepers)} keep models of their own" if self.keepers else ""
+        return (
+            f"{self.point.family} ({self.point.settings}): mean loss of the clients {mine:.4g}, "
+            f"{against}, the smallest of {self.tried} candidates on {self.rows}{keep}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as JSON has them."""
+        return {
+            "choice": str(self),
+            "candidate": self.name,
+            "settings": self.point.settings,
+            "own_models": list(self.keepers),
+            "rows": self.rows,
+            "tried": self.tried,
+            "notes": list(self.notes),
+            "validation": {k: s.mean for k, s in self.scores.items()},
+        }
+
+
+def choose(data: Federation, seed: int, folder: Path | None, tell: Callable[[str], None]) -> Choice:
+    """Try the candidates on held-out rows, and take one."""
+    folds, rows = hold_out(data, seed)
+    made = {"data": data.checksum(), "seed": seed, "tried": [L2, RHOS, OWN_L2, OWN_RHOS]}
+    trials = Trials(folds, made, None if folder is None else folder / TRIED, tell)
+    scores = try_linear(trials)
+    point = min(scores, key=lambda p: scores[p].mean)
+    best: dict[str, Point] = {}
+    for p in sorted(scores, key=lambda p: scores[p].mean):
+        best.setdefault(p.family, p)
+    best = dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
+    told = {family: scores[p] for family, p in best.items()}
+    held = np.sum([_sizes(fold) for fold in folds], axis=0)
+    notes, l2s, keepers = [], np.full(len(data), L2[-1]), tuple[str, ...]()
+    if is_solvable(build_linear(data, *model_for(data))):
+        told[ALONE], l2s = choose_alone(trials.score_alone())
+        keepers = find_keepers(data, held, told[ALONE], scores[point])
+    else:
+        notes.append("The model is too large for each client's own one to be solved beside it.")
+    notes += describe_clients(data, held)
+    choice = Choice(point, best, told, keepers, l2s, rows, len(scores), tuple(notes))
+    mine = told[point.family]
+    if keepers:
+        kept = np.isin(data.names, keepers)
+        pairs = zip(vars(told[ALONE]).values(), vars(mine).values(), strict=True)
+        mine = Score(*(np.where(kept, own, shared) for own, shared in pairs))
+    told[choice.name] = mine
+    return choice
+
+
+def try_linear(trials: Trials) -> dict[Point, Score]:
+    """Return the scores of linear candidates: for each penalty three paths."""
+    scores: dict[Point, Score] = {}
+    for l2 in L2:
+        shared = [Point(l2), *(Point(l2, rho=rho) for rho in RHOS)]
+        scores |= trials.score(f"one shared model, l2 {l2:g}", shared)
+        own = trials.score(f"own bias, l2 {l2:g}", [Point(l2, v) for v in OWN_L2])
+        near = min(own, key=lambda p: own[p].mean)
+        fair = [near, *(replace(near, rho=rho) for rho in OWN_RHOS)]
+        scores |= trials.score(f"own bias, fair, l2 {l2:g}", fair) | own
+    return scores
+
+
+def choose_alone(scores: Sequence[Score]) -> tuple[Score, Losses]:
+    """Return what each client alone has with the penalty that suits its held-out rows, and that."""
+    losses = np.array([s.loss for s in scores])
+    usual = int(np.argmin([s.mean for s in scores]))
+    unknown = np.isnan(losses).any(axis=0)
+    best = np.where(unknown, usual, np.argmin(np.where(unknown, 0.0, losses), axis=0))
+    at = best, np.arange(losses.shape[1])
+    return Score(losses[at], np.array([s.metric for s in scores])[at]), np.array(L2)[best]
+
+
+def find_keepers(data: Federation, held: Losses, alone: Score, chosen: Score) -> tuple[str, ...]:
+    """Return the clients that keep models of their own."""
+    with np.errstate(invalid="ignore"):
+        better = (alone.loss <= HALF * chosen.loss) & (held >= ENOUGH)
+    one_class = tuple(data.find_one_class())
+    pairs = zip(data.names, better, strict=True)
+    return tuple(name for name, keep in pairs if keep and name not in one_class)
+
+
+def describe_clients(data: Federation, held: Losses) -> list[str]:
+    """Say which clients cannot have a model of their own, and why."""
+    told, one_class = [], tuple(data.find_one_class())
+    if one_class:
+        told.append(
+            f"{join_names(one_class)}: training rows of one class only; a model of their own would "
+            "always answer it, so they keep none."
+        )
+    few = int((held < ENOUGH).sum())
+    if few:
+        told.append(
+            f"{few} of {len(data)} clients have fewer than {ENOUGH} held-out rows: too few to keep "
+            "a model of their own."
+        )
+    return told
+
+
+def join_names(names: Sequence[str]) -> str:
+    """List a few names, and count the others."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def model_for(data: Federation) -> tuple[str, str]:
+    """Return the linear model for these data, and its loss."""
+    if data.classes is None:
+        return "linear", "squared"
+    return "logistic", "logistic" if data.classes == 2 else "cross_entropy"
+
+
+# -- what is solved ---------------------------------------------------------------------------
+
+
+def solve(data: Federation, points: Sequence[Point], evaluate: Sequence[str]) -> Iterator[History]:
+    """Solve one point after the other, each from the model of the one before it."""
+    options: Any = {"evaluate": evaluate, "every": ROUNDS, "stop": StopWhen(at_relative_gap=GAP)}
+    x: Any = None
+    for k, point in enumerate(points):
+        if k == 0 or (point.l2, point.own_l2) != (points[k - 1].l2, points[k - 1].own_l2):
+            own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
+            clients = simulate(data, *model_for(data), l2=point.l2, dtype=torch.float64, **own)
+        objective = Average() if point.rho is None else ChiSquare(point.rho)
+        run = FairNewton(objective)
+        history = train(run, clients, rounds=ROUNDS, x=x, progress=False, **options)
+        x = history.parameters
+        yield history
+
+
+def read_score(history: History, split: str) -> Score:
+    """Return what a run says about a split."""
+    shown, kept = history.main_metric(), []
+    for metric in ("loss", "loss" if shown is None else shown[0]):
+        record = history.last(metric, split)
+        kept.append(np.full(len(history.names), np.nan) if record is None else record.values)
+    return Score(*kept)
+
+
+# -- rows that are held out -------------------------------------------------------------------
+
+
+def hold_out(data: Federation, seed: int) -> tuple[list[Federation], str]:
+    """Return pairs of training and validation rows, and which rows those are."""
+    if data.validation is None:
+        if np.median(np.round(SHARE * data.train.sizes)) < ENOUGH:
+            rows = f"{len(data.train):,} training rows in {FOLDS} folds"
+            return [_fold(data, k, seed) for k in range(FOLDS)], rows
+        data = data.split(validation=SHARE, seed=seed)
+    assert data.validation is not None
+    who = int((data.validation.sizes > 0).sum())
+    return [data], f"{len(data.validation):,} validation rows of {who} clients"
+
+
+def _fold(data: Federation, k: int, seed: int) -> Federation:
+    """Return one fold: every fifth row of a client for validation; a single row stays."""
+    train, held = [], []
+    for name, start, size in zip(data.names, data.train.offsets, data.train.sizes, strict=False):
+        order = start + Stream(seed).at("folds", name).generator().permutation(size)
+        mine = (np.arange(size) % FOLDS == k) & (size > 1)
+        train.append(np.sort(order[~mine]))
+        held.append(np.sort(order[mine]))
+    return replace(data, train=data.train.take(train), validation=data.train.take(held))
+
+
+def pool(data: Federation) -> Federation:
+    """Return the federation with validation rows among the training rows."""
+    train, held = data.train, data.validation
+    if held is None:
+        return data
+    parts = [train, held]
+    both = Split(
+        np.concatenate([p.inputs for p in parts]), np.concatenate([p.targets for p in parts]),
+        np.array([0, len(train) + len(held)]),
+        None if train.groups is None or held.groups is None
+        else np.concatenate([train.groups, held.groups]),
+    )  # fmt: skip
+    rows = [
+        np.concatenate([np.arange(*train.offsets[i : i + 2]),
+                        len(train) + np.arange(*held.offsets[i : i + 2])])
+        for i in range(len(data))
+    ]  # fmt: skip
+    return replace(data, train=both.take(rows), validation=None)
+
+
+# -- what is remembered -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """Candidates on held-out rows; what was tried is kept in a folder, to resume."""
+
+    folds: Sequence[Federation]
+    made: dict[str, Any]  # what the scores depend on
+    folder: Path | None = None
+    tell: Callable[[str], None] = lambda _: None
+
+    def score(self, name: str, points: Sequence[Point]) -> dict[Point, Score]:
+        """Return the scores of points along one path."""
+
+        def compute(fold: Federation) -> list[Score]:
+            if LinearPaths.serves(fold):
+                walk = LinearPaths(fold).walk(points)
+                return [Score(*measure(fold, at, "validation")) for at in walk]
+            solved = solve(fold, points, ("validation",))
+            return [read_score(history, "validation") for history in solved]
+
+        return dict(zip(points, self._score(name, compute), strict=True))
+
+    def score_alone(self) -> list[Score]:
+        """Return the scores of own models, for each penalty."""
+
+        def compute(fold: Federation) -> list[Score]:
+            linear = build_linear(fold, *model_for(fold))
+            with warnings.catch_warnings():  # a client's own model may be far from converged
+                warnings.simplefilter("ignore", UserWarning)
+                solved = solve_each(linear, fold, L2)
+            scores = []
+            for models in solved:
+                pairs = [(linear, x) for x in models]
+                told = (measure_models(fold, pairs, (), m, "validation") for m in ("loss", None))
+                scores.append(Score(*(record.values for record, _ in told)))
+            return scores
+
+        return self._score("alone", compute)
+
+    def _score(self, name: str, compute: Callable[[Federation], list[Score]]) -> list[Score]:
+        found = []
+        for k, fold in enumerate(self.folds):
+            self.tell(f"{name}, fold {k + 1} of {len(self.folds)}" if len(self.folds) > 1 else name)
+            found.append(self._remember(f"{name}-{k}", partial(compute, fold)))
+        sizes = np.array([_sizes(fold) for fold in self.folds])
+        return [_combine(parts, sizes) for parts in zip(*found, strict=True)]
+
+    def _remember(self, name: str, compute: Callable[[], list[Score]]) -> list[Score]:
+        """Return scores as a file has them, or else compute and write them."""
+        if self.folder is None:
+            return compute()
+        path = self.folder / (name.replace(" ", "-").replace(",", "") + ".json")
+        if path.exists():
+            held = read_sealed(path)
+            if held["made"] != json.loads(json.dumps(self.made)):
+                raise RunFolderError(
+                    f"{self.folder} holds what was tried on other data or settings; choose another "
+                    "folder, or pass --overwrite (in Python overwrite=True) to replace it."
+                )
+            return [Score(*(np.array(v, dtype=np.float64) for v in s.values()))
+                    for s in held["scores"]]  # fmt: skip
+        scores = compute()
+        told = [{k: [None if x != x else x for x in v.tolist()] for k, v in asdict(s).items()}
+                for s in scores]  # fmt: skip
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_file(path, seal({"made": self.made, "scores": told}))
+        return scores
+
+
+def _sizes(fold: Federation) -> Losses:
+    assert fold.validation is not None
+    return fold.validation.sizes.astype(np.float64)
+
+
+def _combine(parts: Sequence[Score], sizes: Losses) -> Score:
+    """Return the means over all held-out rows of every client."""
+    total = sizes.sum(axis=0)
+
+    def mean(values: Sequence[Losses]) -> Losses:
+        added = np.where(sizes > 0, np.array(values) * sizes, 0.0).sum(axis=0)
+        return np.where(total > 0, added / np.maximum(total, 1), np.nan)
+
+    return Score(mean([p.loss for p in parts]), mean([p.metric for p in parts]))

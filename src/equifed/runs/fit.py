@@ -1,0 +1,193 @@
+"""One call: try what may serve the clients, choose on rows held out, say what it gained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from equifed.data.describe import Table
+from equifed.data.federation import Federation
+from equifed.data.split import DataError
+from equifed.models.predictor import Predictor
+from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
+from equifed.runs.outcome import finish, tabulate
+from equifed.training.files import seal, write_file
+from equifed.training.folder import refuse_existing
+from equifed.training.history import History
+
+CHOICE, REPORT = "choice.json", "report.html"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Served:
+    """What :func:`equifed.fit` found.
+
+    Attributes
+    ----------
+    choice : str
+        What was chosen, from what, by how much, on which rows.
+    gain : str
+        What that brought on test rows, for whom, and whether own models would serve all better.
+    table : Table
+        Every kind of candidate: average, worst fifth and clients better off alone, on held-out
+        rows (chosen on) and on test rows (read once, at the end).
+    rows : list of dict
+        The same as numbers.
+    notes : tuple of str
+        What else should be known: clients of one class, few rows.
+    history : History
+        The run of the chosen model, with its certificate.
+    runs : dict of History
+        The best candidate of every kind, solved on all rows but test rows.
+    """
+
+    chosen: Choice
+    gain: str
+    rows: list[dict[str, Any]]
+    runs: dict[str, History]
+    seed: int
+
+    @property
+    def choice(self) -> str:
+        """What was chosen, in one sentence."""
+        return str(self.chosen)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else should be known."""
+        return self.chosen.notes
+
+    @property
+    def history(self) -> History:
+        """The run of the chosen model."""
+        return self.runs[self.chosen.name]
+
+    @property
+    def table(self) -> Table:
+        """Every kind of candidate as a row."""
+        return tabulate(self.rows)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.choice, self.gain, *self.notes, "", str(self.table)])
+
+    def predictor(self) -> Predictor:
+        """Return what predicts, for each client with its own part or model."""
+        found: Predictor = self.history.predictor()
+        return found
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page: the chosen model beside the average, and every candidate."""
+        from equifed.report import as_methods, build, write_report
+
+        page = build(as_methods(self.runs), baseline=BASE, chosen=self.chosen.name)
+        return write_report(page, path)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a run folder with the model, which ``equifed predict`` takes, and the choice."""
+        folder = self.history.save(path, overwrite=overwrite)
+        write_file(folder / CHOICE, seal(self.to_dict()))
+        return folder
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as JSON has them."""
+        told = self.chosen.to_dict() | {"gain": self.gain, "candidates": self.rows}
+        return told | {"seed": self.seed, "certificate": self.history.describe_certificate()}
+
+
+def fit(
+    data: Any,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    test: float = 0.25,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    tell: Callable[[str], None] | None = None,
+    **columns: Any,
+) -> Served:
+    """Serve all clients: solve what may help, choose on held-out rows, measure once.
+
+    Tried are one model for the average, fair objectives (chi-square) along a path of strengths, an
+    own bias of every client along a path of penalties, and both, each with four penalties. The one
+    with the smallest mean loss of the clients on held-out rows is taken; a client whose own model
+    has at most half the chosen one's loss there keeps its own. It is solved again on all rows but
+    test rows, with a proof; then test rows are read.
+
+    Parameters
+    ----------
+    data : path, DataFrame, mapping of columns or Federation
+        A table, or a federation: of arrays, too, such as the features of a frozen network.
+    client, target : str
+        Columns of a table: whose row it is, and what is predicted.
+    test : float
+        Share of every client's rows for the test, where there is no test split.
+    seed : int
+        Seed of what is held out.
+    out : path, optional
+        Folder for the run, its report and what was tried: an interrupted fit that is started again
+        with the same folder continues, and ends with the same result.
+    overwrite : bool
+        Replace what the folder holds.
+    tell : callable, optional
+        Is told what is being solved.
+    **columns
+        What else :meth:`equifed.Federation.from_table` takes: ``features``, ``keep_together``,
+        ``time``, ``categorical``, ``task``, ``validation``, ...
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> served = ef.fit(ef.load("heart-disease"), seed=1)
+    >>> served.history.names == served.predictor().clients
+    True
+    """
+    federation = read_data(data, client, target, test, seed, columns)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        _open(folder, overwrite)
+    untested = replace(federation, test=None)  # no test row is read before the choice is stored
+    choice = choose(untested, seed, folder, tell or (lambda _: None))
+    if folder is not None:
+        write_file(folder / CHOICE, seal(choice.to_dict()))
+    served = Served(choice, *finish(federation, choice), seed)
+    if folder is not None:
+        served.save(folder, overwrite=True)
+        served.report(folder / REPORT)
+    return served
+
+
+def read_data(
+    data: Any, client: str | None, target: str | None, test: float, seed: int,
+    columns: dict[str, Any],
+) -> Federation:  # fmt: skip
+    """Return the federation to fit, with test rows."""
+    if not isinstance(data, Federation):
+        if client is None or target is None:
+            raise ValueError(
+                "A table needs client=, the column that says whose row it is, and target=, what is "
+                "predicted."
+            )
+        apart = columns.get("keep_together") or columns.get("time")
+        held = {"test": test, "seed": seed, **({"validation": SHARE} if apart else {})}
+        held = {} if columns.get("split") else held
+        return Federation.from_table(data, client, target, **{**held, **columns})
+    given = {k: v for k, v in {"client": client, "target": target, **columns}.items() if v}
+    if given:
+        raise ValueError(
+            f"A federation has its clients and targets already; leave out {', '.join(given)}."
+        )
+    if data.train.inputs.dtype.kind == "i":
+        raise DataError("fit takes samples of numbers; these are tokens.")
+    return data.split(test=test, seed=seed) if data.test is None and test else data
+
+
+def _open(folder: Path, overwrite: bool) -> None:
+    """Make the folder, or refuse one that holds something else."""
+    refuse_existing(folder, overwrite)
+    if overwrite:
+        for file in (folder / TRIED).glob("*.json"):
+            file.unlink()
+    folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,254 @@
+"""After the choice: solve it on all rows but test rows, measure, and say what was gained."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.contract.arrays import Losses
+from equifed.contract.evaluation import Details, Hits
+from equifed.contract.streams import Stream
+from equifed.data.describe import Table
+from equifed.data.federation import Federation
+from equifed.engines.evaluate import describe_client, gives_probabilities
+from equifed.metrics.metric import Metric, find_metric
+from equifed.metrics.reducers import worst_fraction
+from equifed.models.flat import FlatModel
+from equifed.models.predictor import Predictor
+from equifed.runs.alone import (
+    Alone,
+    build_linear,
+    measure_models,
+    score_samples,
+    solve_each,
+)
+from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, pool, read_score, solve
+from equifed.training.history import History
+
+LEVEL = 0.05
+"""Gains that chance alone would give more often than this are called chance."""
+
+
+def finish(
+    data: Federation, choice: Choice
+) -> tuple[str, list[dict[str, Any]], dict[str, History]]:
+    """Return what was gained, a row for every kind of candidate, and the runs of all of them."""
+    whole, split = pool(data), "train" if data.test is None else "test"
+    wanted = {**choice.best, choice.name: choice.point}
+    runs = {name: next(solve(whole, [point], (split,))) for name, point in wanted.items()}
+    alone, pairs = None, []
+    if ALONE in choice.scores:
+        pairs = solve_alone(whole, choice.alone_l2)
+        alone = measure_alone(whole, pairs, choice, split)
+        replace_models(runs[choice.name], whole, pairs, choice.keepers, split)
+        alone[0].add_to(runs[choice.name])
+    rows = list_rows(choice, runs, None if alone is None else alone[1], split)
+    if data.test is None:
+        return "There are no test rows, so what the choice brings is not known.", rows, runs
+    mine, base = (score_rows(whole, runs[k].predictor(), split) for k in (choice.name, BASE))
+    chances = [tell_apart(mine, base), 1.0]
+    if pairs:
+        own = [score_samples(whole, *pair, *whole.splits()[split].client(i)).losses
+               for i, pair in enumerate(pairs)]  # fmt: skip
+        chances[1] = tell_apart(own, mine)
+    return describe_gain(choice, runs, split, *chances), rows, runs
+
+
+def solve_alone(data: Federation, l2s: Losses) -> list[tuple[FlatModel, Tensor]]:
+    """Return every client's own model with its penalty."""
+    linear, strengths = build_linear(data, *model_for(data)), sorted(set(l2s.tolist()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = solve_each(linear, data, strengths)
+    return [(linear, found[strengths.index(v), i]) for i, v in enumerate(l2s.tolist())]
+
+
+def measure_alone(
+    data: Federation, pairs: Sequence[tuple[FlatModel, Tensor]], choice: Choice, split: str
+) -> tuple[Alone, Score]:
+    """Return own models as a report compares them, and their scores."""
+    one_class = tuple(data.find_one_class())
+    record, samples = measure_models(data, pairs, one_class, split=split)
+    plain, losses = (measure_models(data, pairs, (), m, split)[0].values for m in (None, "loss"))
+    how = "own models by Newton's method, l2 chosen on held-out rows"
+    if one_class:
+        how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
+    told = Alone(record, losses, choice.alone_l2, one_class, how, samples, data)
+    return told, Score(losses, plain)
+
+
+def replace_models(
+    history: History, data: Federation, pairs: Sequence[tuple[FlatModel, Tensor]],
+    keepers: Sequence[str], split: str,
+) -> None:  # fmt: skip
+    """Give some clients their own model in place of the shared one, and measure it."""
+    if not keepers:
+        return
+    predictor, parts = history.predictor(), []
+    for name, (linear, x) in zip(data.names, pairs, strict=True):
+        held = dict(predictor.module_for(name).named_parameters())
+        mine = linear.unflatten(x) if name in keepers else {k: held[k] for k in linear.shapes}
+        parts.append({k: p.detach().to(torch.float64) for k, p in mine.items()})
+    own = {k: torch.stack([part[k] for part in parts]) for k in parts[0]}
+    history.own, history.trained = own, replace(predictor, own=own)
+    history.provenance["own"] = list(own)
+    for name in keepers:
+        i = data.names.index(name)
+        if data.splits()[split].sizes[i]:
+            _measure_again(history, data, *pairs[i], i, split)
+
+
+def _measure_again(
+    history: History, data: Federation, linear: FlatModel, x: Tensor, i: int, split: str
+) -> None:
+    """Put the numbers of one client's own model into a history."""
+    part = data.splits()[split]
+    scores = score_samples(data, linear, x, *part.client(i))
+    kinds: list[Metric] = []
+    for k, record in enumerate(history.metrics):
+        if record.split == split:
+            kind, values = find_metric(record.metric), record.values.copy()
+            values[i] = kind.measure(scores.targets, scores.answer(kind.needs))
+            history.metrics[k] = replace(record, values=values)
+            kinds.append(kind)
+    if split in history.hits:
+        correct, mine = history.hits[split].correct.copy(), slice(*part.offsets[i : i + 2])
+        correct[mine] = scores.answer("prediction") == scores.targets
+        history.hits[split] = Hits(correct, history.hits[split].checksums)
+    if history.details is not None and history.details.split == split:
+        stream = Stream(0).at("details", data.names[i], split)
+        sure = data.classes is not None and gives_probabilities(linear.loss)
+        clients = list(history.details.clients)
+        clients[i] = describe_client(scores, kinds, part.client_groups(i), stream, sure)
+        history.details = Details(split, tuple(clients))
+
+
+# -- numbers ----------------------------------------------------------------------------------
+
+
+def list_rows(
+    choice: Choice, runs: dict[str, History], alone: Score | None, split: str
+) -> list[dict[str, Any]]:
+    """Return a row for every kind of candidate."""
+    kind = main_metric(runs[BASE])
+    last = {k: read_score(run, split) for k, run in runs.items()}
+    last |= {} if alone is None else {ALONE: alone}
+    rows = []
+    for name, score in last.items():
+        point = {**choice.best, choice.name: choice.point}.get(name)
+        row: dict[str, Any] = {"candidate": name, "chosen": name == choice.name}
+        row |= {"settings": "" if point is None else point.settings, "metric": kind.name}
+        held = choice.scores[name], choice.scores.get(ALONE)
+        for label, mine, own in (("validation", *held), (split, score, alone)):
+            row[label] = {"loss": mine.mean, **summarise(mine.metric, kind)}
+            if own is not None and name != ALONE:
+                row[label]["better_alone"] = int((own.loss < mine.loss).sum())
+        rows.append(row)
+    return rows
+
+
+def main_metric(run: History) -> Metric:
+    """Return what a run is about."""
+    shown = run.main_metric()
+    return find_metric("loss" if shown is None else shown[0])
+
+
+def summarise(values: Losses, kind: Metric) -> dict[str, float]:
+    """Return average and worst fifth of the clients that have a value."""
+    some = values[np.isfinite(values)]
+    if not len(some):
+        return {"average": math.nan, "worst_fifth": math.nan}
+    fifth = worst_fraction(some, 0.2, higher_is_better=kind.higher_is_better)
+    return {"average": float(some.mean()), "worst_fifth": float(fifth)}
+
+
+def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the rows of a fit as a table."""
+    kind = find_metric(rows[0]["metric"])
+    splits = [k for k, v in rows[0].items() if isinstance(v, dict)]
+    header, lines = ["candidate"], []
+    for split in splits:
+        header += [f"{split} {kind.label}", "worst fifth", "better alone"]
+    for row in rows:
+        cells = [row["candidate"] + (" *" if row["chosen"] else "")]
+        for split in splits:
+            told = row[split]
+            cells += [kind.write(told[k]) for k in ("average", "worst_fifth")]
+            cells.append(str(told.get("better_alone", "")))
+        lines.append(tuple(cells))
+    return Table("* chosen, on validation rows", tuple(header), lines)
+
+
+def score_rows(data: Federation, predictor: Predictor, split: str) -> list[Losses]:
+    """Return the loss of every row, by client."""
+    linear, part, found = build_linear(data, *model_for(data)), data.splits()[split], []
+    for i, name in enumerate(data.names):
+        x = linear.flatten(predictor.module_for(name))
+        found.append(score_samples(data, linear, x, *part.client(i)).losses)
+    return found
+
+
+def tell_apart(ours: Sequence[Losses], theirs: Sequence[Losses]) -> float:
+    """Return how likely rows as different as these are if ours are not served better.
+
+    The mean over clients of the mean differences of their rows, held against its standard error:
+    it is about these clients, and other rows of theirs.
+
+    >>> rng = np.random.default_rng(0)
+    >>> theirs = [rng.random(50) for _ in range(4)]
+    >>> tell_apart([row - 0.1 for row in theirs], theirs) < 0.01 < tell_apart(theirs, theirs)
+    True
+    """
+    gains = [b - a for a, b in zip(ours, theirs, strict=True) if len(a)]
+    freedom = sum(len(g) - 1 for g in gains)
+    mean = float(np.mean([g.mean() for g in gains])) if gains else 0.0
+    if mean <= 0 or not freedom:
+        return 1.0
+    within = sum(float(((g - g.mean()) ** 2).sum()) for g in gains) / freedom
+    error = math.sqrt(within * sum(1 / len(g) for g in gains)) / len(gains)
+    return NormalDist().cdf(-mean / error) if error > 0 else 0.0
+
+
+def describe_gain(
+    choice: Choice, runs: dict[str, History], split: str, unlike: float, alone: float
+) -> str:
+    """Say what was gained, for whom, what was given up, and whether own models would do better.
+
+    ``unlike`` is how likely the gain is by chance, ``alone`` that of own models over the chosen.
+    """
+    kind, told = main_metric(runs[BASE]), []
+    mine, base = (read_score(runs[k], split).metric for k in (choice.name, BASE))
+    now, then = ({k: kind.write(v) for k, v in summarise(v, kind).items()} for v in (mine, base))
+    if choice.name == BASE:
+        told.append(
+            f"One shared model serves all clients alike here: own parts and fair objectives gained "
+            f"nothing on held-out rows. Average {split} {kind.label} {now['average']}, worst fifth "
+            f"{now['worst_fifth']}."
+        )
+    else:
+        with np.errstate(invalid="ignore"):
+            change = kind.sign * (mine - base)
+        told.append(
+            f"Worst-served fifth of the {len(change)} clients: {then['worst_fifth']} to "
+            f"{now['worst_fifth']}, average {then['average']} to {now['average']} ({split} "
+            f"{kind.label}, against one model for the average, solved alike); clients better "
+            f"served: {int((change > 0).sum())}, worse: {int((change < 0).sum())}."
+        )
+        if unlike >= LEVEL:
+            told.append(
+                "The difference is within chance: one shared model serves all clients as well."
+            )
+    if alone < LEVEL:
+        told.append(
+            "You would all be better off alone: on average over the clients own models have a "
+            "smaller loss, beyond chance."
+        )
+    return " ".join(told)

@@ -1,0 +1,36 @@
+"""``equifed fit`` from a table to predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from equifed.cli.main import app
+from equifed.runs import candidates
+
+ROWS = "site,age,arm,ill\n" + "".join(
+    f"{site},{20 + 7 * k % 60}.{i}{k},{'ab'[k % 2]},{'yes' if k * 7 % 60 > 25 + k % 20 else 'no'}\n"
+    for i, site in enumerate(("north", "south", "west"))
+    for k in range(40)
+)
+
+
+def test_a_table_becomes_a_model_and_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, values in {"L2": (1e-2,), "RHOS": (0.3,), "OWN_L2": (1e-2,), "OWN_RHOS": ()}.items():
+        monkeypatch.setattr(candidates, name, values)
+    table, out = tmp_path / "clinics.csv", tmp_path / "run"
+    table.write_text(ROWS)
+    asked = [str(table), "--client", "site", "--target", "ill", "--out", str(out), "--json"]
+    said = CliRunner().invoke(app, ["fit", *asked])
+    assert said.exit_code == 0, said.stderr
+    told = json.loads(said.stdout)
+    assert told["choice"] and [row["chosen"] for row in told["candidates"]].count(True) == 1
+    assert (out / "report.html").exists()
+    predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
+    assert CliRunner().invoke(app, predicted).exit_code == 0
+    assert len((tmp_path / "found.csv").read_text().splitlines()) == 121
