@@ -4,7 +4,9 @@ VENV   := .venv
 STAMP  := $(VENV)/.installed
 RUN    := $(VENV)/bin/
 
-.PHONY: install hashes demo browser quick test test-slow bench check names pictures docs clean
+VERSIONS ?= both
+
+.PHONY: install hashes demo browser quick test test-slow test-versions bench check names pictures docs clean
 install: $(STAMP)
 
 # Editable install with every version pinned by constraints.txt.
@@ -64,10 +66,14 @@ test: check browser
 test-slow: $(VENV)/.installed-dev
 	$(RUN)pytest -n 2 -m slow
 
+# The short tests with the newest and the lowest versions allowed, on every interpreter at hand.
+test-versions: $(VENV)/.installed-dev
+	UV=$(RUN)uv scripts/test_versions.sh $(VERSIONS)
+
 # Ratios of rounds to what they cannot avoid, on one thread; no part of the tests.
 bench: $(VENV)/.installed-dev
 	$(RUN)python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	OMP_NUM_THREADS=1 $(RUN)pytest -p no:cacheprovider benchmarks/regressions
 
 clean:
-	rm -rf $(VENV) equifed-demo
+	rm -rf $(VENV) $(VENV)-versions equifed-demo

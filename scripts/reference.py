@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
+import typer
 from typer.main import get_command
 
 import equifed
@@ -190,15 +190,13 @@ def _escape(text: str) -> str:
 # -- commands -------------------------------------------------------------------------------------
 
 
-def walk_commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def walk_commands() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Return every command with the words that call it."""
     yield from _walk(get_command(app), ())
 
 
-def _walk(
-    command: click.Command, words: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    if isinstance(command, click.Group):
+def _walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if hasattr(command, "commands"):
         for name, inner in command.commands.items():
             yield from _walk(inner, (*words, name))
     else:
@@ -209,7 +207,7 @@ def write_commands() -> str:
     """Return the page of all commands, their arguments and options."""
     lines = ["# Command line", "", _escape(EXIT_CODES), ""]
     for words, command in walk_commands():
-        context = click.Context(command, info_name=" ".join(("equifed", *words)))
+        context = typer.Context(command, info_name=" ".join(("equifed", *words)))
         usage = " ".join(command.collect_usage_pieces(context))
         lines += [f"## `equifed {' '.join(words)}`", "", _escape(inspect.cleandoc(command.help))]
         lines += ["", "```console", f"$ equifed {' '.join(words)} {usage}", "```", ""]
@@ -222,9 +220,9 @@ def write_commands() -> str:
     return "\n".join(lines)
 
 
-def _describe(parameter: click.Parameter) -> tuple[str, str, str]:
-    names = parameter.opts if isinstance(parameter, click.Option) else [parameter.name or ""]
-    names = [*names] if isinstance(parameter, click.Option) else [n.upper() for n in names]
+def _describe(parameter: Any) -> tuple[str, str, str]:
+    option = parameter.param_type_name == "option"
+    names = [*parameter.opts] if option else [(parameter.name or "").upper()]
     default = parameter.default
     shown = "" if default is None or default is False or callable(default) else f"`{default}`"
     if parameter.required:

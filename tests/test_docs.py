@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 import typer
@@ -45,10 +44,10 @@ def code_of(path: Path) -> list[str]:
 # -- commands, names, files ------------------------------------------------------------------------
 
 
-def resolve_command(words: list[str]) -> click.Command:
+def resolve_command(words: list[str]) -> Any:
     """Return the command that the first words name."""
-    command: click.Command = typer.main.get_command(app)
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
         assert words[0] in command.commands, f"{words[0]!r} is none of {sorted(command.commands)}"
         command = command.commands[words.pop(0)]
     return command

@@ -12,7 +12,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
@@ -52,7 +51,7 @@ def commands_of(service: dict[str, Any]) -> list[list[str]]:
 def parse(words: list[str]) -> dict[str, Any]:
     """Parse a command of ours as it would be, and return what it was given."""
     command, rest = typer.main.get_command(cli), words[1:]
-    while isinstance(command, click.Group):
+    while hasattr(command, "commands"):
         assert rest[0] in command.commands, words
         command = command.commands[rest[0]]
         rest = rest[1:]

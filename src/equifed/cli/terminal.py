@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click import ClickException, Context
 from typer.core import TyperGroup
 from typing_extensions import override
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+COMMAND_LINE: type[Exception] = typer.BadParameter.__mro__[2]
+"""What the parser raises: click's ClickException; newer versions of typer have their own."""
 EXIT_CODES = (
     "Exit codes: 0 done; 1 a run failed or cannot go on; 2 wrong options, settings, data or "
     "folders, and nothing was run; 130 interrupted."
@@ -91,12 +92,12 @@ class Explaining(TyperGroup):
     """Commands whose errors are a message and an exit code; EQUIFED_TRACEBACK=1 shows the rest."""
 
     @override
-    def invoke(self, ctx: Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, ClickException, BrokenPipeError):
+        except (typer.Exit, typer.Abort, COMMAND_LINE, BrokenPipeError):
             raise
         except KeyboardInterrupt:
             _fail("Interrupted.", INTERRUPTED)

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The short tests with the newest and with the lowest versions that pyproject.toml allows, for every
+# interpreter that is at hand; the lowest ones with the oldest interpreter alone.
+#
+#     scripts/test_versions.sh [newest|lowest|both]     # both by default
+set -euo pipefail
+which="${1:-both}"
+cd "$(dirname "$0")/.."
+uv="${UV:-uv}"
+
+try_out() {  # interpreter, name, more arguments of the resolver
+    local place=".venv-versions/$1-$2"
+    "$uv" venv --quiet --clear --python "$1" "$place"
+    "$uv" pip install --quiet --python "$place/bin/python" "${@:3}" --editable '.[test]'
+    "$place/bin/python" -c "
+import sys, torch, numpy
+print('$2', 'python', sys.version.split()[0], 'torch', torch.__version__, 'numpy', numpy.__version__)"
+    OMP_NUM_THREADS=1 "$place/bin/pytest" -q -n 2 -m "not slow and not long"
+}
+
+for python in python3.11 python3.12 python3.13 python3.14; do
+    command -v "$python" > /dev/null || { echo "$python is not at hand"; continue; }
+    if test "$which" != lowest; then try_out "$python" newest --upgrade; fi
+    if test "$which" != newest -a "$python" = python3.11; then
+        try_out "$python" lowest --resolution lowest-direct
+    fi
+done
