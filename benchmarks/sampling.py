@@ -26,8 +26,8 @@ from tests.optima import interior_point
 from tests.problems import Problem, classification, convex_problem, least_squares, logistic
 
 from equifed.algorithms import AFL, FedAvg, Remembering, ScaffPD, ScaffPDIA, remembering
-from equifed.algorithms.around import as_run
 from equifed.contract.absence import Memory, Recall, sample_clients
+from equifed.contract.algorithm import as_run
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream

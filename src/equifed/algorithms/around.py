@@ -11,7 +11,7 @@ import numpy as np
 
 from equifed.algorithms.absence import over_members, rounds_of_patience
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector, Weights
-from equifed.contract.algorithm import GivesWeights, Wrappable
+from equifed.contract.algorithm import GivesWeights, as_run, layers
 from equifed.contract.settings import check_settings
 from equifed.objectives import Average, SaddleObjective
 from equifed.steps.schedules import share_of_latest
@@ -60,15 +60,10 @@ class WeightedWrapper(Wrapper):
         return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
 
-def layers(algorithm: AnyAlgorithm) -> list[AnyAlgorithm]:
-    """Return an algorithm and all that are inside it, the outermost first."""
-    inner = getattr(algorithm, "algorithm", None)
-    return [algorithm, *(() if inner is None else layers(inner))]
-
-
 def unwrap(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     """Return the algorithm inside all wrappers."""
-    return layers(algorithm)[-1]
+    core: AnyAlgorithm = layers(algorithm)[-1]
+    return core
 
 
 def change_core(algorithm: Any, change: Callable[[Any], Any]) -> Any:
@@ -77,11 +72,6 @@ def change_core(algorithm: Any, change: Callable[[Any], Any]) -> Any:
     if inner is None:
         return change(algorithm)
     return replace(algorithm, algorithm=change_core(inner, change))
-
-
-def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
-    """Return an algorithm as training runs it."""
-    return algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
 
 
 def inner_state(state: Any) -> Any:

@@ -10,10 +10,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from typing_extensions import override
 
-from equifed.algorithms.around import Wrapper, WrapperState, as_run, change_core, layers, unwrap
+from equifed.algorithms.around import Wrapper, WrapperState, change_core, unwrap
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import bound_share, limit_shares
+from equifed.contract.algorithm import as_run, layers
 from equifed.contract.arrays import BlockMatrix, ClientVectors
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form

@@ -12,14 +12,13 @@ from equifed.algorithms.absence import rounds_of_patience
 from equifed.algorithms.around import (
     Wrapper,
     WrapperState,
-    as_run,
     change_state,
     inner_state,
-    layers,
     unwrap,
 )
 from equifed.contract import AnyAlgorithm, Clients, ClientVectors, Index, Info, Stream, Vector
 from equifed.contract.absence import LARGEST
+from equifed.contract.algorithm import as_run, layers
 from equifed.contract.arrays import KeyedMemory, Weights
 from equifed.contract.views import ClientsView, VectorsView
 

@@ -12,12 +12,11 @@ from equifed.algorithms.around import (
     Certified,
     WeightedWrapper,
     WrapperState,
-    as_run,
     change_state,
-    layers,
 )
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector
+from equifed.contract.algorithm import as_run, layers
 from equifed.contract.settings import check_settings
 
 Optimiser = Literal["momentum", "adagrad", "adam", "yogi"]

@@ -160,6 +160,17 @@ class Wrappable(Protocol):
         ...
 
 
+def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """Return an algorithm as training runs it, with what a default puts around it."""
+    return algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
+
+
+def layers(algorithm: Any) -> list[Any]:
+    """Return an algorithm and all that are inside it, the outermost first."""
+    inner = getattr(algorithm, "algorithm", None)
+    return [algorithm, *(() if inner is None else layers(inner))]
+
+
 @runtime_checkable
 class GivesWeights(Protocol):
     """An algorithm that gives out weights of its own beside its model, such as means of both."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from equifed.algorithms.guard import guard_algorithm
-from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.algorithm import AnyAlgorithm, as_run
 from equifed.contract.clients import Clients, MissingClients, ask_those_present
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.local import LocalSGD, uses_minibatches
@@ -34,7 +34,6 @@ from equifed.training.final_model import Giver
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.play_round import as_run
 from equifed.training.tables import FORMAT, package_versions
 from equifed.training.trackers import Callback
 

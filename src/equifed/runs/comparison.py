@@ -14,24 +14,13 @@ import numpy as np
 from rich.console import Console
 from torch import nn
 
+import equifed.report as reports
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.arrays import show_text
 from equifed.contract.evaluation import SPLITS
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.metrics.metric import Metric
-from equifed.report import (
-    PLAN,
-    Method,
-    Report,
-    as_json,
-    as_methods,
-    build,
-    list_comparison,
-    read_comparison,
-    slug,
-    write_report,
-)
 from equifed.runs.config import RunConfig, apply_override, read_table
 from equifed.runs.many import Job, Task, check_folders, make_job, run_missing
 from equifed.runs.schema import ConfigError, blame
@@ -48,7 +37,7 @@ class Comparison:
     """What :func:`equifed.compare` returns."""
 
     histories: dict[str, list[History]]  # one for each seed
-    measured: Report  # every measure, and the differences to the baseline within seeds
+    measured: reports.Report  # every measure, and the differences to the baseline within seeds
 
     def to_frame(self) -> Any:
         """Return a tidy data frame: method, seed, client, split, metric, round, value."""
@@ -83,7 +72,7 @@ class Comparison:
 
     def report(self, path: str | Path, *, per_client: bool = False) -> Path:
         """Write the HTML report (and, if asked, a page per participant); see ``write_report``."""
-        return write_report(self.measured, path, per_client=per_client)
+        return reports.write_report(self.measured, path, per_client=per_client)
 
     def __repr__(self) -> str:
         return str(tabulate_comparison(self.measured))
@@ -92,7 +81,7 @@ class Comparison:
         return tabulate_comparison(self.measured)._repr_html_()
 
 
-def tabulate_comparison(report: Report, differences: bool = False) -> Table:
+def tabulate_comparison(report: reports.Report, differences: bool = False) -> Table:
     """Return every measure of every method, or how much it differs from the baseline's."""
     seeds = max(len(method.runs) for method in report.methods)
     title = f"{report.title}, {seeds} seed{'' if seeds == 1 else 's'}"
@@ -102,7 +91,7 @@ def tabulate_comparison(report: Report, differences: bool = False) -> Table:
         title = f"difference to {report.methods[report.baseline].name} within seeds"
     rows = [
         (row["label"], *(c["change"] if differences else _write_cell(c) for c in row["cells"]))
-        for row in list_comparison(report)
+        for row in reports.list_comparison(report)
     ]
     header = ("", *(show_text(method.name) for method in report.methods))
     return Table(show_text(title), header, [row for row in rows if any(row[1:])])
@@ -293,7 +282,7 @@ def compare_configs(
     variants: Mapping[str, RunConfig], out: str | Path, *, seeds: int = 5, jobs: int = 1,
     overwrite: bool = False, baseline: str | None = None, target: float | None = None,
     console: Console | None = None,
-) -> Report:  # fmt: skip
+) -> reports.Report:  # fmt: skip
     """Run what is missing of a comparison of configurations, measure it, and write it down."""
     _check(variants, range(seeds), baseline)
     planned, console = plan_jobs(variants, seeds, Path(out)), console or Console(quiet=True)
@@ -318,7 +307,7 @@ def name_folders(names: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, 
     """Return the folder of every run in that of a comparison, seed by seed."""
     short: dict[str, str] = {}
     for name in names:
-        own = slug(name)
+        own = reports.slug(name)
         short[name] = own if own not in short.values() else f"{own}-{len(short)}"
     pairs = itertools.product(seeds, short)
     return {(name, seed): f"runs/{short[name]}/seed-{seed}" for seed, name in pairs}
@@ -327,7 +316,7 @@ def name_folders(names: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, 
 def _run_and_measure(
     planned: Sequence[Job | Task], out: Path | None, jobs: int, overwrite: bool, console: Console,
     progress: bool | None, baseline: str | None, **told: Any,
-) -> tuple[dict[str, list[History]], Report]:  # fmt: skip
+) -> tuple[dict[str, list[History]], reports.Report]:  # fmt: skip
     """Run what is missing; return the histories that are in memory, and the report."""
     histories: dict[str, list[History]] = {}
     with lock_folder(out) if out is not None else nullcontext():
@@ -341,31 +330,35 @@ def _run_and_measure(
                 histories.setdefault(job.name, []).append(history)
         given = {"baseline": baseline, "problems": failed, "root": out, **told}
         if out is None:
-            return histories, _measure(as_methods(histories) if histories else [], **given)
+            return histories, _measure(reports.as_methods(histories) if histories else [], **given)
         plan: dict[str, list[dict[str, Any]]] = {}
         for job in planned:
             folder = job.folder.relative_to(out).as_posix()
             plan.setdefault(job.name, []).append({"seed": job.seed, "folder": folder})
-        methods = read_comparison(out, [{"name": name, "runs": r} for name, r in plan.items()])
+        methods = reports.read_comparison(
+            out, [{"name": name, "runs": r} for name, r in plan.items()]
+        )
         report = _measure(methods, **given)
         write_comparison(report, out, plan)
     return histories, report
 
 
-def _measure(methods: list[Method], baseline: str | None, **told: Any) -> Report:
+def _measure(methods: list[reports.Method], baseline: str | None, **told: Any) -> reports.Report:
     """Measure complete runs; where the baseline failed, the first one left takes its place."""
     if not methods:
         raise TrainingError("Every run failed:\n" + "\n".join(told["problems"]))
     names = [method.name for method in methods]
-    return build(methods, baseline=baseline if baseline in names else names[0], **told)
+    return reports.build(methods, baseline=baseline if baseline in names else names[0], **told)
 
 
-def write_comparison(report: Report, out: Path, plan: Mapping[str, list[dict[str, Any]]]) -> None:
+def write_comparison(
+    report: reports.Report, out: Path, plan: Mapping[str, list[dict[str, Any]]]
+) -> None:
     """Write the report and ``comparison.json``, which is the same for two runs of the same plan."""
-    numbers = as_json(report)
+    numbers = reports.as_json(report)
     for entry in numbers["methods"]:
         del entry["events"]  # they have times
         entry["runs"] = plan[entry["name"]]
     text = json.dumps(numbers, indent=1, allow_nan=False, default=str)
-    (out / PLAN).write_text(text + "\n", encoding="utf-8")
-    write_report(report, out / "report.html")
+    (out / reports.PLAN).write_text(text + "\n", encoding="utf-8")
+    reports.write_report(report, out / "report.html")

@@ -158,9 +158,7 @@ class RunConfig(Plain):
     """A run: which data, model, algorithm and engine, how many rounds, from which seed.
 
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
-    setting of what it names. ``threads`` is how many processor threads torch uses; sums are added
-    up in an order that depends on it, so the number a run began with stays with it. ``give_out`` is
-    as for :func:`equifed.train`, ``with_alone`` as for :func:`equifed.run`, ``guard`` (``guard =
+    setting of what it names. ``with_alone`` is as for :func:`equifed.run`, ``guard`` (``guard =
     "on"``, or a table with its limits) as for :class:`equifed.Guarded`, ``loaded_code`` lists the
     code of one's own that it names, as (address, file). Make one with :meth:`read` or
     :meth:`from_dict`, which check it.

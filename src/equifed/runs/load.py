@@ -95,18 +95,13 @@ def load_with_data(
     run: str | Path | History, data: Federation | None, trust: bool
 ) -> tuple[Predictor, Federation]:
     """Return what predicts, and the run's data; refuse others."""
-    if isinstance(run, History):
-        history, folder, predictor = run, run.folder, run.predictor(trust=trust)
-    else:
-        folder, predictor = Path(run), load_predictor(run, trust=trust)
-        history = History.load(run, model=False)
+    history = run if isinstance(run, History) else History.load(run, model=False)
+    predictor, folder = history.predictor(trust=trust), history.folder
     if data is None:
         if folder is None or not (folder / CONFIG).exists():
             raise ValueError("The run does not say how its data are loaded; give data=.")
         data = load_data(RunConfig.read(folder / CONFIG).data)
-    known = history.provenance.get("data", {})
-    if folder is not None and (folder / RUN).exists():
-        known = read_json(folder / RUN).get("data", known)
+    known = history.provenance.get("data")
     wanted = known.get("sha256") if isinstance(known, Mapping) else None
     if wanted is not None and wanted != data.checksum():
         raise ValueError("These are other data than the run was trained on; give the same.")

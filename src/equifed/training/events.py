@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.contract.algorithm import Info
+from equifed.contract.algorithm import Info, layers
 from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
@@ -83,17 +83,17 @@ def describe_scale(scale: float) -> str:
 
 def describe_wrapper(given: Any, ran: Any) -> str | None:
     """Say what a default has put around an algorithm, and why: its docstring's first line."""
-    known = {type(part) for part in _layers(given)}
-    added = [type(part) for part in _layers(ran) if type(part) not in known]
+    known = {type(part) for part in layers(given)}
+    added = [type(part) for part in layers(ran) if type(part) not in known]
     if not added:
         return None
     why = (f"{cls.__name__}: {(cls.__doc__ or '').strip().partition(chr(10))[0]}" for cls in added)
-    return f"Added to {type(_layers(given)[-1]).__name__} by default: {' '.join(why)}"
+    return f"Added to {type(layers(given)[-1]).__name__} by default: {' '.join(why)}"
 
 
 def count_asked(algorithm: Any, n: int) -> int:
     """Return how many of n clients a round asks; n where those not asked are remembered."""
-    parts = _layers(algorithm)
+    parts = layers(algorithm)
     if any(getattr(part, "remembers", False) for part in parts):
         return n
     drawn = getattr(parts[-1], "clients_per_round", None)
@@ -102,7 +102,7 @@ def count_asked(algorithm: Any, n: int) -> int:
 
 def describe_sampling(algorithm: Any, clients: Clients, means: bool) -> str | None:
     """Say what sampling leaves in the model, and what helps."""
-    n, core = len(clients.names), _layers(algorithm)[-1]
+    n, core = len(clients.names), layers(algorithm)[-1]
     asked = count_asked(algorithm, n)
     if asked == n:
         return None
@@ -117,12 +117,6 @@ def describe_sampling(algorithm: Any, clients: Clients, means: bool) -> str | No
         return told
     name = type(core).__name__
     return f"{told} Remembering({name}(...)) avoids this noise at no cost for the clients."
-
-
-def _layers(algorithm: Any) -> list[Any]:
-    """Return an algorithm and those inside it."""
-    inner = getattr(algorithm, "algorithm", None)
-    return [algorithm, *([] if inner is None else _layers(inner))]
 
 
 def show_algorithm(algorithm: Any) -> str:

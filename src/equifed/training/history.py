@@ -109,10 +109,6 @@ class History:
         newest = itertools.takewhile(lambda record: record.round == round, reversed(self.metrics))
         return list(newest)[::-1]
 
-    def forget_evaluation(self, round: int) -> None:
-        """Forget the newest evaluation if it is of this round: another model takes its place."""
-        del self.metrics[len(self.metrics) - len(self.evaluation(round)) :]
-
     @property
     def given_out(self) -> GivenOut | None:
         """What the run gave out; None as long as it has not ended."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
+from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, as_run
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
@@ -98,7 +98,7 @@ def train(
     for name, count in (("rounds", rounds), ("every", every)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}.")
-    asked, ran = as_metrics(metrics), play_round.as_run(algorithm)
+    asked, ran = as_metrics(metrics), as_run(algorithm)
     rules = final_model.as_rules(stop)
     if asked and (callable(evaluate) or not evaluate):
         raise ValueError(
@@ -257,7 +257,8 @@ class _Training:
         """Make the numbers of the last round those of the model that is given out."""
         self.kept, final = replace(self.kept, stopped=reason), self._choose(r, state)
         if final.given.kind != "last":
-            self.history.forget_evaluation(r)
+            kept = len(self.history.metrics) - len(self.history.evaluation(r))
+            del self.history.metrics[kept:]  # another model takes the place of this one
             self._measure(r, final.x, final.own, final.weights)
         elif final.weights is not None:
             self.history.weights[r] = final.weights

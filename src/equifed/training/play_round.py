@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.absence import PATIENCE, Recall
-from equifed.contract.algorithm import AnyAlgorithm, Bound, Info, Proof, Wrappable
+from equifed.contract.algorithm import AnyAlgorithm, Bound, Info, Proof, layers
 from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.curvature import CurvatureSum, Form
@@ -230,7 +230,8 @@ def play_round(
         present = bind_own(clients if everybody else clients.subset(left), kept.own)
         try:
             witness = Witness(present)
-            seen = Recall(witness, kept.memory, patience_of(algorithm))
+            patience = getattr(layers(algorithm)[-1], "patience", PATIENCE)
+            seen = Recall(witness, kept.memory, int(patience))
             new, info = algorithm.round(state, seen, stream.at("round", r))
             info = info if info.index is not None else replace(info, index=present.index)
             for note in clients.take_notes():
@@ -243,11 +244,6 @@ def play_round(
                 tell("quarantine", r, reason, client=clients.names[i])
             left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
             policy.check(r, len(left), len(clients.names), lost)
-
-
-def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
-    """Return an algorithm as training runs it, with what a default puts around it."""
-    return algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
 
 
 def certify_round(played: Played, about: Any) -> tuple[Info, Kept, Any]:
@@ -273,9 +269,3 @@ def certify_round(played: Played, about: Any) -> tuple[Info, Kept, Any]:
 def bind_own(clients: Clients, own: Vector | None) -> Clients:
     """Return the clients with these own parts, if there are any."""
     return clients if own is None else clients.with_own(own)
-
-
-def patience_of(algorithm: Any) -> int:
-    """Return after how many rounds without an answer a client's last one is forgotten."""
-    inner = getattr(algorithm, "algorithm", None)
-    return int(getattr(algorithm, "patience", PATIENCE)) if inner is None else patience_of(inner)
