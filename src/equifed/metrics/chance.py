@@ -155,14 +155,12 @@ def compare_to_chance(correct: ArrayLike, sizes: ArrayLike, seed: int = 0) -> Eq
     low = n * _lower_tails(k, m)
     fifths = worst_fraction(dealt / m, FIFTH, higher_is_better=True)
     return EqualService(
-        pooled=pooled,
-        worst=float(worst_fraction(k / m, FIFTH, higher_is_better=True)),
-        count=count_of_fraction(FIFTH, n),
-        floor=chance_floor(m, pooled),
+        pooled=pooled, worst=float(worst_fraction(k / m, FIFTH, higher_is_better=True)),
+        count=count_of_fraction(FIFTH, n), floor=chance_floor(m, pooled),
         usual=(float(np.quantile(fifths, 0.025)), float(np.quantile(fifths, 0.975))),
         p_value=float(min(1.0, 2 * min(wide, low.min()))),
         underserved=tuple(np.flatnonzero(2 * low <= LEVEL).tolist()),
-    )
+    )  # fmt: skip
 
 
 def _lower_tails(k: Values, m: Values) -> Values:

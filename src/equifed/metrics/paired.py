@@ -199,11 +199,9 @@ def bootstrap_difference(reducer: Reducer, joint: Joint, resamples: int = 1000) 
     m, chances = np.rint(sizes[:, 0]).astype(np.int64), (joint + 0.25) / (sizes + 1.0)
     draw = Stream(0).at("bootstrap", "pairs").generator()
     draws = resample(
-        lambda rows: draw.multinomial(m, chances, size=(rows, len(m))) / m[:, None],
-        reduce,
-        resamples,
-        4 * len(m),
-    )
+        lambda rows: draw.multinomial(m, chances, size=(rows, len(m))) / m[:, None], reduce,
+        resamples, 4 * len(m),
+    )  # fmt: skip
     estimate = float(reduce(joint / sizes))
     if not (np.isfinite(draws).all() and math.isfinite(estimate)):  # a ratio over zero
         return Interval(estimate, -math.inf, math.inf)

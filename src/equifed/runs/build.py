@@ -51,12 +51,9 @@ class Run:
     evaluate: Sequence[str] | Evaluator
 
     def train(
-        self,
-        callbacks: Sequence[Callback] = (),
-        folder: RunFolder | None = None,
-        resume: bool = False,
-        progress: bool | None = False,
-    ) -> History:
+        self, callbacks: Sequence[Callback] = (), folder: RunFolder | None = None,
+        resume: bool = False, progress: bool | None = False,
+    ) -> History:  # fmt: skip
         """Train, and return what happened."""
         config = self.config
         with limit_threads(config.threads), schema.blame(HUGE, OverflowError):

@@ -67,13 +67,9 @@ LEFT = (
 
 
 def pack_evidence(
-    folder: str | Path,
-    out: str | Path | None = None,
-    *,
-    with_model: bool = True,
-    overwrite: bool = False,
-    trust: bool = False,
-) -> Path:
+    folder: str | Path, out: str | Path | None = None, *, with_model: bool = True,
+    overwrite: bool = False, trust: bool = False,
+) -> Path:  # fmt: skip
     """Write the evidence pack of a complete run, and return its path."""
     path = Path(folder)
     whole = path.absolute()

@@ -109,19 +109,14 @@ def write_first_config(guess: Guess, table: Path, out: Path) -> str:
     """Return the text of a configuration file at ``out`` for a table, as it was guessed to be."""
     coded = guess.categorical if guess.categorical == "auto" else list(guess.categorical)
     return FIRST.format(
-        table=table.name,
-        out=out.name,
-        path=write_toml(_relative(table, out)),
-        client=write_toml(guess.client),
-        target=write_toml(guess.target),
-        task=write_toml(guess.task),
-        features=write_toml(list(guess.features)),
+        table=table.name, out=out.name, path=write_toml(_relative(table, out)),
+        client=write_toml(guess.client), target=write_toml(guess.target),
+        task=write_toml(guess.task), features=write_toml(list(guess.features)),
         more="".join(f"{line}\n" for line in _describe_columns(guess)),
         remarks="".join(f"\n{_comment(remark)}" for remark in guess.remarks),
-        categorical=write_toml(coded),
-        numeric=write_toml(list(guess.numeric)),
+        categorical=write_toml(coded), numeric=write_toml(list(guess.numeric)),
         model="logistic" if guess.task == "classification" else "linear",
-    )
+    )  # fmt: skip
 
 
 def _describe_columns(guess: Guess) -> Iterator[str]:
@@ -194,15 +189,11 @@ def estimate(config: RunConfig) -> dict[str, Any]:
         "clients": len(built.federation),
         "samples": {label: len(split) for label, split in built.federation.splits().items()},
         "parameters": sum(p.numel() for p in (history.parameters or {}).values()),
-        "rounds": config.rounds,
-        "exchanges": first.exchanges + left * usual.exchanges,
+        "rounds": config.rounds, "exchanges": first.exchanges + left * usual.exchanges,
         "bytes_up": first.bytes_up + left * usual.bytes_up,
-        "bytes_down": first.bytes_down + left * usual.bytes_down,
-        "memory": _read_memory(),
-        "seconds_to_build": loaded,
-        "minutes": seconds / 60,
-        "tried": tried,
-    }
+        "bytes_down": first.bytes_down + left * usual.bytes_down, "memory": _read_memory(),
+        "seconds_to_build": loaded, "minutes": seconds / 60, "tried": tried,
+    }  # fmt: skip
 
 
 def describe_estimate(found: dict[str, Any]) -> str:

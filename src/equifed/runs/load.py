@@ -231,13 +231,11 @@ def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
     prepared = predictor.preparation
     text = write_card(
-        History.load(path, model=False),
-        RunConfig.read(_need_config(path)).to_dict(),
-        read_json(path / RUN),
-        describe(predictor),
+        History.load(path, model=False), RunConfig.read(_need_config(path)).to_dict(),
+        read_json(path / RUN), describe(predictor),
         None if prepared is None else prepared.describe(),
         () if prepared is None else prepared.left_out,
-    )
+    )  # fmt: skip
     card = Path(out) / CARD
     card.parent.mkdir(parents=True, exist_ok=True)
     card.write_text(text, encoding="utf-8")

@@ -92,12 +92,9 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
 
 
 def start(
-    built: Run,
-    out: Path,
-    callbacks: Sequence[Callback] = (),
-    progress: bool | None = False,
+    built: Run, out: Path, callbacks: Sequence[Callback] = (), progress: bool | None = False,
     more: bool = False,
-) -> History:
+) -> History:  # fmt: skip
     """Run from the first round into a folder, replacing the run that may be there.
 
     An old run loses its configuration and checkpoints before the new configuration is written, and

@@ -265,13 +265,9 @@ class Checker:
         return value
 
     def choice(
-        self,
-        section: str,
-        value: Any,
-        path: str,
-        shared: Settings | None = None,
+        self, section: str, value: Any, path: str, shared: Settings | None = None,
         default: Any = None,
-    ) -> Table:
+    ) -> Table:  # fmt: skip
         """Check a table that has a name in a section of the catalogue; a name alone will do."""
         table = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping):

@@ -89,13 +89,9 @@ class LyingClients(ClientsView):
 
     @override
     def see_vectors(
-        self,
-        vectors: ClientVectors,
-        kind: Kind,
-        x: Vector | None,
-        stream: Stream | None,
+        self, vectors: ClientVectors, kind: Kind, x: Vector | None, stream: Stream | None,
         corrected: bool = False,
-    ) -> ClientVectors:
+    ) -> ClientVectors:  # fmt: skip
         seen = LyingVectors(vectors, self, kind, x, corrected)
         if stream is None:
             seen.multiply, seen.place = self._kept["factor"], self._place()

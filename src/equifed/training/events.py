@@ -64,12 +64,10 @@ def tell_start(given: Any, algorithm: Any, clients: Clients, means: bool) -> lis
     ``means`` tells that a mean of the models of sampled rounds may be returned.
     """
     told = [
-        ("note", clients.choice),
-        ("note", clients.describe_own()),
-        ("warning", clients.warn_of_own()),
-        ("note", describe_wrapper(given, algorithm)),
+        ("note", clients.choice), ("note", clients.describe_own()),
+        ("warning", clients.warn_of_own()), ("note", describe_wrapper(given, algorithm)),
         ("note", describe_sampling(algorithm, clients, means)),
-    ]
+    ]  # fmt: skip
     return [(kind, reason) for kind, reason in told if reason]
 
 

@@ -39,12 +39,9 @@ class RunFolder:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        names: Sequence[str],
-        group: Group | None = None,
+        self, path: str | Path, names: Sequence[str], group: Group | None = None,
         more: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path, self.names, self.writes = Path(path), tuple(names), not (group and group.rank)
         self._group, self._more, self._saved_at = group, more, time.monotonic()
         self._sums = {name: hashlib.sha256() for name in GROWING}

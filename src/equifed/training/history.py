@@ -351,14 +351,12 @@ class History:
         """Read the tables of a run folder, without a look at their checksums."""
         names = tables.read_names(path / tables.CLIENTS)
         return cls(
-            names,
-            tables.read_rounds(path / "rounds.csv"),
+            names, tables.read_rounds(path / "rounds.csv"),
             tables.read_metrics(path / "metrics.csv", names),
             tables.read_weights(path / "weights.csv", names),
             tables.read_events(path / tables.EVENTS),
             details=tables.read_details(path / tables.DETAILS),
             alone=next(iter(tables.read_metrics(path / tables.ALONE, names)), None),
             without_own=next(iter(tables.read_metrics(path / tables.WITHOUT_OWN, names)), None),
-            provenance=tables.read_provenance(path),
-            folder=path,
-        )
+            provenance=tables.read_provenance(path), folder=path,
+        )  # fmt: skip

@@ -226,11 +226,9 @@ class MLflow(Tracker):
     """
 
     def __init__(
-        self,
-        experiment: str = "equifed",
-        run_name: str | None = None,
+        self, experiment: str = "equifed", run_name: str | None = None,
         parameters: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         try:
             from mlflow.exceptions import MlflowException
