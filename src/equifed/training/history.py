@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -103,11 +102,6 @@ class History:
         self.metrics.extend(new)
         self.hits = {e.split: e.hits for e in evaluations if e.hits is not None}
         return new
-
-    def evaluation(self, round: int) -> list[MetricRecord]:
-        """Return the newest evaluation if it is of this round."""
-        newest = itertools.takewhile(lambda record: record.round == round, reversed(self.metrics))
-        return list(newest)[::-1]
 
     @property
     def given_out(self) -> GivenOut | None:

@@ -142,6 +142,7 @@ class _Training:
 
     def __post_init__(self) -> None:
         self.history, self.kept = History(tuple(self.clients.names)), final_model.Kept()
+        self.measured: list[MetricRecord] = []  # by the newest evaluation
         self.proved: Any = None  # the objective that certificates are about
         told = [] if self.folder is None else [self.folder]
         self.listeners: list[RunFolder | Callback] = [*told, *self.callbacks]
@@ -239,25 +240,24 @@ class _Training:
     def _evaluate(self, r: int, state: Any, weights: Weights | None) -> None:
         """Measure what the algorithm would give out after round r, which may be worth keeping."""
         x = self.algorithm.model(state)
-        records = self._measure(r, x, self.kept.own, weights)
-        self.kept = self.giver.after_evaluation(self.kept, r, x, weights, records)
+        self._measure(r, x, self.kept.own, weights)
+        self.kept = self.giver.after_evaluation(self.kept, r, x, weights, self.measured)
 
-    def _measure(self, r: int, x: Vector, own: Any, weights: Weights | None) -> list[MetricRecord]:
+    def _measure(self, r: int, x: Vector, own: Any, weights: Weights | None) -> None:
         if weights is not None:
             self.history.weights[r] = weights
-        if not self.evaluate:
-            return []
         if callable(self.evaluate):
-            return self.history.add_evaluation(r, self.evaluate(x))
-        asked = (self.metrics,) if self.metrics else ()
-        found = play_round.bind_own(self.clients, own).evaluate(x, self.evaluate, *asked)
-        return self.history.add_evaluation(r, found)
+            self.measured = self.history.add_evaluation(r, self.evaluate(x))
+        elif self.evaluate:
+            asked = (self.metrics,) if self.metrics else ()
+            found = play_round.bind_own(self.clients, own).evaluate(x, self.evaluate, *asked)
+            self.measured = self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
         """Make the numbers of the last round those of the model that is given out."""
         self.kept, final = replace(self.kept, stopped=reason), self._choose(r, state)
         if final.given.kind != "last":
-            kept = len(self.history.metrics) - len(self.history.evaluation(r))
+            kept = len(self.history.metrics) - len(self.measured)
             del self.history.metrics[kept:]  # another model takes the place of this one
             self._measure(r, final.x, final.own, final.weights)
         elif final.weights is not None:
@@ -273,11 +273,10 @@ class _Training:
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
-        records = self.history.evaluation(r)
         if r in self.history.weights:
             self._record_weights(r, self.history.weights[r])
-        for listener in self.listeners if records else ():
-            listener.evaluation(r, records)
+        for listener in self.listeners if self.measured else ():
+            listener.evaluation(r, self.measured)
 
     def _record_weights(self, r: int, weights: Weights) -> None:
         self.history.weights[r] = weights
