@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.algorithms.fedavg import FedAvg
-from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.algorithm import AnyAlgorithm, layers
 from equifed.contract.arrays import Index, Losses
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
@@ -380,11 +380,9 @@ def fit_alone(
 
 def find_local(algorithm: Any) -> LocalSGD | None:
     """Return the plain local steps of an algorithm, or of the one inside it; None: not fixed."""
-    work, inner = getattr(algorithm, "local", None), getattr(algorithm, "algorithm", None)
-    if hasattr(algorithm, "steps"):  # a schedule
-        return None
-    if not isinstance(work, LocalSGD):
-        return None if inner is None else find_local(inner)
-    return LocalSGD(
-        lr=work.lr, steps=work.steps, epochs=work.epochs, batch_size=work.batch_size,
-    )  # fmt: skip
+    for part in layers(algorithm):
+        if hasattr(part, "steps"):  # a schedule
+            return None
+        if isinstance(work := getattr(part, "local", None), LocalSGD):
+            return LocalSGD(work.lr, work.steps, work.epochs, work.batch_size)
+    return None
