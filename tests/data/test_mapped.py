@@ -68,6 +68,13 @@ def test_pages_of_other_clients_are_never_read(tmp_path: Path) -> None:
     assert own <= read <= own + 128  # the system reads a few pages around
 
 
+def test_what_is_derived_has_a_checksum_of_its_own(tmp_path: Path) -> None:
+    data = classification([7, 5, 9], (4,), 3)
+    opened = open_federation(write(data, tmp_path / "data"))
+    for derive in (lambda one: one.subset([0, 2]), lambda one: one.split(test=0.3)):
+        assert derive(opened).checksum() == derive(data).checksum() != opened.checksum()
+
+
 def test_other_samples_have_another_checksum(tmp_path: Path) -> None:
     data = classification([4, 4], (2,), 2)
     moved = Federation.from_clients(

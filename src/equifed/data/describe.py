@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equifed.contract.arrays import show_text
 from equifed.data.columns import Columns, group_rows, to_amounts
 
 Described = dict[str, dict[str, dict[str, float]]]
@@ -57,28 +55,6 @@ class Table:
 
     def _lines(self) -> list[tuple[str, ...]]:
         return [self.header, *self.rows, *([self.totals] if self.totals else [])]
-
-
-def describe_clients(
-    title: str,
-    names: Sequence[str],
-    sizes: Mapping[str, NDArray[np.int64]],
-    counts: NDArray[np.int64] | None,
-    class_names: Sequence[str] = (),
-) -> Table:
-    """Return clients as rows: how many samples they have, and of which classes."""
-    columns = {label: (values, int(values.sum())) for label, values in sizes.items()}
-    if counts is not None and counts.shape[1] <= 12:
-        titles = class_names or tuple(f"class {k}" for k in range(counts.shape[1]))
-        columns |= {t: (counts[:, k], int(counts[:, k].sum())) for k, t in enumerate(titles)}
-    elif counts is not None:
-        columns["classes"] = (counts > 0).sum(1), int(counts.any(0).sum())
-    rows = [
-        (show_text(name), *(str(values[i]) for values, _ in columns.values()))
-        for i, name in enumerate(names)
-    ]
-    totals = ("all", *(str(total) for _, total in columns.values()))
-    return Table(title, ("client", *map(show_text, columns)), rows, totals)
 
 
 def describe_columns(columns: Columns, client: str, features: Sequence[str]) -> Described:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from equifed.contract.arrays import show_text
 from equifed.data.arrays import Clients, align_clients
-from equifed.data.describe import Table, describe_clients
+from equifed.data.describe import Table
 from equifed.data.preparation import Missing, Preparation, Prepare
 from equifed.data.split import (
     RENAMED,
@@ -287,11 +288,16 @@ class Federation:
         index = [self._find(client, known) for client in clients]
         if not index or len(set(index)) != len(index):
             raise DataError(f"A subset needs at least one client and no repeats, got {index}.")
-        held: dict[str, Any] = {}
-        for label, split in self.splits().items():
-            rows = split.rows()
-            held[label] = split.take([rows[i] for i in index])
-        return replace(self, names=tuple(self.names[i] for i in index), **held)
+        held: dict[str, Any] = {
+            label: split.take([np.arange(split.offsets[i], split.offsets[i + 1]) for i in index])
+            for label, split in self.splits().items()
+        }
+        return self._derive(names=tuple(self.names[i] for i in index), **held)
+
+    def _derive(self, **changes: Any) -> Federation:
+        """Return a federation in memory that differs in some fields."""
+        kept = {one.name: getattr(self, one.name) for one in fields(Federation)}
+        return Federation(**kept | changes)
 
     def _find(self, client: str | int, known: Mapping[str, int]) -> int:
         """Return the position of a client that is given by name or position."""
@@ -316,7 +322,7 @@ class Federation:
             label: replace(split, inputs=inputs[label], targets=self.in_units(split.targets))
             for label, split in self.splits().items()
         }
-        return replace(self, **held, preparation=None)
+        return self._derive(**held, preparation=None)
 
     def split(self, validation: float = 0.0, test: float = 0.0, seed: int = 0) -> Federation:
         """Hold out a fraction of every client's training samples.
@@ -343,7 +349,7 @@ class Federation:
             label: self.train.take([rows[part[rows] == label] for rows in every])
             for label in ("train", *(label for label, share in asked.items() if share > 0))
         }
-        return replace(self, **parts)
+        return self._derive(**parts)
 
     # -- description ----------------------------------------------------------------------------
 
@@ -372,10 +378,21 @@ class Federation:
 
         With more than twelve classes, the number of classes present stands for the counts.
         """
-        sizes = {label: split.sizes for label, split in self.splits().items()}
-        counts = None if self.classes is None else self.train.class_counts(self.classes)
-        title = f"{self.name}: {len(self)} clients"
-        return describe_clients(title, self.names, sizes, counts, self.class_names)
+        columns = {label: (split.sizes, len(split)) for label, split in self.splits().items()}
+        if self.classes is not None:
+            counts = self.train.class_counts(self.classes)
+            if self.classes <= 12:
+                titles = self.class_names or [f"class {k}" for k in range(self.classes)]
+                columns |= {t: (n, int(n.sum())) for t, n in zip(titles, counts.T, strict=True)}
+            else:
+                columns["classes"] = (counts > 0).sum(1), int(counts.any(0).sum())
+        rows = [
+            (show_text(name), *(str(values[i]) for values, _ in columns.values()))
+            for i, name in enumerate(self.names)
+        ]
+        totals = "all", *(str(total) for _, total in columns.values())
+        header = "client", *map(show_text, columns)
+        return Table(f"{self.name}: {len(self)} clients", header, rows, totals)
 
 
 def standardise(federation: Federation, columns: Sequence[int] | None = None) -> Federation:

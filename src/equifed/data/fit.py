@@ -79,7 +79,7 @@ def ask_kinds(
     left_out: Mapping[str, str] | None = None,  # columns that are no features, and why
 ) -> Question:
     """Return the first question of a fit."""
-    coded = {*categories, *prepare.listed} - {*prepare.numeric}
+    coded, values = {*categories, *prepare.listed} - {*prepare.numeric}, target.classes is None
     return {
         "stage": "kinds",
         "columns": list(features),
@@ -87,17 +87,11 @@ def ask_kinds(
         "prepare": json.loads(json.dumps(asdict(prepare))),
         "wordy": [],
         "target": asdict(target),
+        "scaled": target.name if values and prepare.target_scale is not None else None,
         "client": client,
         "choosy": choosy,
         "left_out": list(map(list, (left_out or {}).items())),
     }  # fmt: skip
-
-
-def scaled_target(asked: Question) -> str | None:
-    """Return the column of a regression's values, if they are to be scaled."""
-    target = asked["target"]
-    values = target["classes"] is None and asked["prepare"]["target_scale"] is not None
-    return target["name"] if values else None
 
 
 def fit_preparation(rows: Mapping[str, Columns], asked: Question) -> Preparation:
@@ -167,7 +161,7 @@ def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str
     apart = there - asked["centres"][name]
     with np.errstate(over="ignore"):
         told: dict[str, Any] = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
-    if asked["prepare"]["per_client"] and len(there) and name != scaled_target(asked):
+    if asked["prepare"]["per_client"] and len(there) and name != asked["scaled"]:
         told["alone"] = [float(there.mean()), _not_tiny(float(there.std()), float(there.mean()))]
     return told
 
@@ -241,7 +235,7 @@ def _after_kinds(asked: Question, answers: Answers) -> Question:
             coded.append(name)
     following = _leave_out(reasons, asked)
     coded = [name for name in following["columns"] if name in coded]
-    order, target = following["columns"], scaled_target(asked)
+    order, target = following["columns"], asked["scaled"]
     columns = order if target is None else [*order, target]
     wordy = [name for name in order if name in wordy]
     more = {"columns": columns, "order": order, "listed": asked["coded"], "coded": coded,
@@ -301,7 +295,7 @@ def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
         if name not in asked["listed"] and max(built[name]["counts"].values()) < least
     }
     following = _leave_out(rare, {**asked, "columns": asked["order"]})
-    order, target = following["columns"], scaled_target(asked)
+    order, target = following["columns"], asked["scaled"]
     plain = rule["scale"] is None and rule["missing"] in ("drop", "error")
     numbers = [] if plain else [name for name in order if name not in coded]
     numbers += [] if target is None else [target]
@@ -320,7 +314,7 @@ def _after_squares(asked: Question, answers: Answers) -> Preparation:
         told["mean"] += apart / count  # what rounding took from the first sum
         spread = _total(answers, name, "squares") - apart**2 / count
         told["deviation"] = _not_tiny(math.sqrt(max(spread, 0.0) / count), told["mean"])
-        if asked["prepare"]["per_client"] and name != scaled_target(asked):
+        if asked["prepare"]["per_client"] and name != asked["scaled"]:
             told["alone"] = {c: answer[name].get("alone") for c, answer in answers.items()}
     return _finish({**asked, "built": built})
 
@@ -338,7 +332,7 @@ def _finish(asked: Question) -> Preparation:
     target, rule = dict(asked["target"]), asked["prepare"]
     if target["classes"] is not None:
         target["classes"] = tuple(target["classes"])
-    if scaled_target(asked) is not None:
+    if asked["scaled"] is not None:
         told = asked["built"][target["name"]]
         target |= {"centre": told["mean"], "scale": told["deviation"] or 1.0}
     left_out = tuple((name, reason) for name, reason in asked["left_out"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,12 +164,3 @@ def _open_split(folder: Path, label: str, told: Mapping[str, Any]) -> Split:
         mapped = np.memmap(file, dtype, "c", shape=shape) if wanted else np.empty(shape, dtype)
         arrays.append(mapped)
     return Split(arrays[0], arrays[1], offsets)
-
-
-def cache_folder() -> Path:
-    """Return where fetched data and measured choices are kept: ``EQUIFED_CACHE``, or a default."""
-    given = os.environ.get("EQUIFED_CACHE")
-    if given:
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "equifed"

@@ -305,12 +305,9 @@ def _fit_target(values: list[Any], owners: Mapping[str, Rows], request: TableReq
 
 
 def prepare_clients(
-    columns: Columns,
-    owners: Mapping[str, Rows],
-    part: Labels,
-    fitted: Preparation,
+    columns: Columns, owners: Mapping[str, Rows], part: Labels, fitted: Preparation,
     groups: str | None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return the samples of all clients, for ``Federation.from_clients``."""
     target, classes = fitted.target.name, fitted.target.classes
     used = {*(column.name for column in fitted.columns), target, groups or target}

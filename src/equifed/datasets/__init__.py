@@ -1,7 +1,6 @@
 """Known data sets by name: some embedded, some fetched from their publishers with checksums."""
 
-from equifed.data.mapped import cache_folder
-from equifed.datasets.files import find
+from equifed.datasets.files import cache_folder, find
 from equifed.datasets.registry import DATASETS, DataSet, fetch, load
 from equifed.datasets.small import EMBEDDED
 

@@ -23,7 +23,6 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.mapped import cache_folder
 from equifed.data.split import DataError, refuse
 
 Bytes = NDArray[np.uint8]
@@ -77,6 +76,14 @@ def data_folders() -> list[Path]:
     """Return the folders that are searched: the user's, then the cache."""
     given = os.environ.get("EQUIFED_DATA")
     return [*([Path(given).expanduser()] if given else []), cache_folder()]
+
+
+def cache_folder() -> Path:
+    """Return where fetched data are kept: ``EQUIFED_CACHE``, or a default."""
+    if given := os.environ.get("EQUIFED_CACHE"):
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "equifed"
 
 
 def find(folder: str, name: str) -> Path | None:

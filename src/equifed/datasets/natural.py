@@ -182,12 +182,9 @@ def _read_femnist(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
         names = tuple(str(name) for name in stored["writers"])
         splits = {}
         for label in ("train", "test"):
-            owners = stored[f"writer_{label}"].astype(np.int64)
-            order = np.argsort(owners, kind="stable")
-            sizes = np.bincount(owners, minlength=len(names))
-            offsets = np.cumsum([0, *sizes], dtype=np.int64)
-            images = as_images(stored[f"x_{label}"][order])
-            splits[label] = Split(images, stored[f"y_{label}"][order].astype(np.int64), offsets)
+            owners = stored[f"writer_{label}"]
+            pool = as_images(stored[f"x_{label}"]), stored[f"y_{label}"]
+            splits[label] = deal(pool, [np.flatnonzero(owners == k) for k in range(len(names))])
     return names, splits
 
 

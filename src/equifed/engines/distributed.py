@@ -205,16 +205,10 @@ class DistributedClients(TorchClients):
     """The stacked engine on every process of a group; arguments as for :func:`simulate`."""
 
     def __init__(
-        self,
-        data: Federation,
-        model: nn.Module | str,
-        loss: SampleLoss | str = "auto",
-        *,
-        device: str | torch.device = "cpu",
-        memory: int | None = None,
-        chunk: int | None = None,
+        self, data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", *,
+        device: str | torch.device = "cpu", memory: int | None = None, chunk: int | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(data)
         self.workers = Workers(device)
         self.holder = assign_clients(self._sizes, self.workers.size)

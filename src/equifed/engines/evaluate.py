@@ -104,12 +104,9 @@ class SampleScores:
 
 
 def describe_client(
-    samples: SampleScores,
-    metrics: Sequence[SampleMetric],
-    groups: NDArray[Any] | None,
-    stream: Stream,
-    probabilities: bool,
-) -> ClientDetail:
+    samples: SampleScores, metrics: Sequence[SampleMetric], groups: NDArray[Any] | None,
+    stream: Stream, probabilities: bool,
+) -> ClientDetail:  # fmt: skip
     """Return what one client's samples say about a model."""
     inside: dict[str, GroupDetail] = {}
     for group in () if groups is None else np.unique(groups).tolist():
@@ -172,12 +169,9 @@ class FederationEvaluator:
         self._checksums: dict[str, Index] = {}
 
     def __call__(
-        self,
-        x: Vector,
-        splits: Sequence[str] = SPLITS,
-        metrics: Sequence[SampleMetric] = (),
+        self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = (),
         own: Vector | None = None,
-    ) -> list[Evaluation]:
+    ) -> list[Evaluation]:  # fmt: skip
         """Return the per-client numbers of the splits that there are; own parts are rows."""
         self._check(metrics, own)
         known = [name for name in splits if getattr(self._federation, name) is not None]

@@ -223,9 +223,7 @@ class InProcessClients(TorchClients):
         assert self.offsets is not None
         n, here = len(self.names), np.flatnonzero(np.diff(self._offsets))
         own, decrements, squares = x.new_zeros(n, self.model.own_size), *x.new_zeros(2, n)
-        everybody = copy.copy(self)
-        everybody.index = here
-        for places, v, decrement, square in everybody.best_own(x):
+        for places, v, decrement, square in self.subset(here).best_own(x):
             rows = torch.as_tensor(here[places], device=x.device)
             own[rows], decrements[rows], squares[rows] = v, decrement, square
         return own, *error_bounds(decrements, self.offsets, squares)

@@ -20,7 +20,7 @@ from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.models.architectures import ZeroLinear
 from equifed.models.checks import is_plain
 from equifed.models.flat import FlatModel, unflatten
-from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, fitted_loss, known_loss
+from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, fitted_loss
 
 PARTS = ("weight", "bias")
 """Parameters of a linear layer."""
@@ -39,11 +39,9 @@ MOST_CLIENTS = 5000
 
 
 def known_curvature(
-    model: FlatModel,
-    n: int,
-    inputs_of: Callable[[int], Tensor] | None = None,
+    model: FlatModel, n: int, inputs_of: Callable[[int], Tensor] | None = None,
     here: Sequence[int] | Index | None = None,
-) -> Curvature | str:
+) -> Curvature | str:  # fmt: skip
     r"""Return what is certain about the curvature of n clients' losses, or why nothing is.
 
     For a linear model and a convex loss the Hessian of :math:`f_i` lies between
@@ -81,7 +79,7 @@ def refuse_bounds(model: FlatModel) -> str | None:
     """Return why nothing is certain about the losses' curvature, if nothing is."""
     if trained_rows(model) is None:
         return f"the model is not linear, so its losses need not be convex{_cure(model)}"
-    if known_loss(model.loss) is None:
+    if model.known_loss is None:
         name = getattr(model.loss, "__name__", "?")
         return f"nothing is known about the loss {name}; state strong_convexity yourself"
     return _rounded(model.dtype, model.device)

@@ -28,7 +28,7 @@ from equifed.models.checks import (
     find_slots,
 )
 from equifed.models.layers import address_dropout
-from equifed.models.losses import SampleLoss, known_loss
+from equifed.models.losses import LOSSES, SampleLoss
 from equifed.models.own_part import OwnPart, check_effect
 
 Penalise: TypeAlias = Literal["all", "weights"]
@@ -115,8 +115,8 @@ class FlatModel:
 
     @property
     def known_loss(self) -> str | None:
-        """The name of the loss, if it is one of ours."""
-        return known_loss(self.loss)
+        """The name of the loss, if it is one of ours, without weights of classes."""
+        return next((one.__name__ for one in LOSSES.values() if one is self.loss), None)
 
     @property
     def fixed(self) -> dict[str, Tensor]:

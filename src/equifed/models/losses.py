@@ -92,11 +92,6 @@ LOSSES: dict[str, SampleLoss] = {
 }
 
 
-def known_loss(loss: Any) -> str | None:
-    """Return the name of a loss that is one of these, without weights of classes; else None."""
-    return next((known.__name__ for known in LOSSES.values() if known is loss), None)
-
-
 FittedLoss = Literal["cross_entropy", "binary_logistic", "squared"]
 
 

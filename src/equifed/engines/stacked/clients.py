@@ -89,19 +89,10 @@ class StackedClients(InProcessClients):
     engine = "stacked"
 
     def __init__(
-        self,
-        data: Federation,
-        model: nn.Module | str,
-        loss: SampleLoss | str = "auto",
-        *,
-        device: str | torch.device = "cpu",
-        memory: int | None = None,
-        chunk: int | None = None,
-        fast: bool = True,
-        compiled: bool = False,
-        precision: Precision = "full",
-        **common: Any,
-    ) -> None:
+        self, data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", *,
+        device: str | torch.device = "cpu", memory: int | None = None, chunk: int | None = None,
+        fast: bool = True, compiled: bool = False, precision: Precision = "full", **common: Any,
+    ) -> None:  # fmt: skip
         if memory is not None and memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
         if chunk is not None and chunk < 1:

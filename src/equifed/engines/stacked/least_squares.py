@@ -39,7 +39,7 @@ def as_matrices(layer: Linear, rows: Tensor) -> Tensor:
     return torch.cat([layer.weight(rows), layer.offset(rows).unsqueeze(2)], dim=2)
 
 
-def as_rows(layer: Linear, z: Tensor) -> Tensor:
+def as_vectors(layer: Linear, z: Tensor) -> Tensor:
     """Return matrices (c, k, p) as flat models (c, d)."""
     if layer.fan_out == 1 or not layer.bias:
         return z.flatten(1)
@@ -63,7 +63,7 @@ class QuadraticRule(GradientRule):
     def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         live, z = len(u), as_matrices(self._layer, u)
         slope = torch.baddbmm(self._b[:live], z, self._a[:live], beta=-2, alpha=2)
-        return as_rows(self._layer, slope), u.new_full((live,), float("nan"))  # no loss is needed
+        return as_vectors(self._layer, slope), u.new_full((live,), float("nan"))  # no loss needed
 
 
 class SpanRule(GradientRule):
@@ -86,7 +86,7 @@ class SpanRule(GradientRule):
 
     def decode(self, u: Tensor) -> Tensor:
         """Return the vectors (c, d) that have these coordinates."""
-        return as_rows(self._layer, self._combine(u, self._inputs, self._fixed))
+        return as_vectors(self._layer, self._combine(u, self._inputs, self._fixed))
 
     @override
     def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
