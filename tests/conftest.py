@@ -37,6 +37,7 @@ def own_folder(monkeypatch, tmp_path):
     return tmp_path / "data"
 
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 torch.manual_seed(0)  # modules that test files make when they are imported
 
 

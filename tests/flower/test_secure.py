@@ -345,7 +345,7 @@ def test_a_message_that_was_tampered_with_does_not_open(grid: MemoryGrid) -> Non
         torch.zeros(183).double(), STREAM
     )[1]
     torch.testing.assert_close(total, dense.weighted_sum(WEIGHTS), rtol=0, atol=worst_error(5))
-    told = sorted(clients.take_notes())
+    told = sorted(note for _, note in clients.take_notes())
     assert [note.split(",")[0] for note in told] == [
         f"client-0 sent client-{i} a share that does not open" for i in (1, 2)
     ]
@@ -431,7 +431,7 @@ def test_a_sum_without_one_member_is_not_opened_again_at_the_same_model(grid: Me
     assert len(grid.sent) == asked > before  # nobody was asked for a sum
     row = np.append(WEIGHTS[:4], 0.0)
     torch.testing.assert_close(found, total * float(row @ WEIGHTS) / float(WEIGHTS @ WEIGHTS))
-    assert "finished from the sums" in clients.take_notes()[0]
+    assert "finished from the sums" in clients.take_notes()[0][1]
     _, later = fewer.value_and_gradient(x + 1, Stream(0).at("round", 2, "gradient"))
     later.weighted_sum(WEIGHTS[:4])
 
@@ -568,7 +568,7 @@ def test_noise_in_a_sum_is_told(grid: MemoryGrid) -> None:
     assert clients.take_notes() == []
     grid.tamper = tamper
     clients.value_and_gradient(x + 1, STREAM)[1].weighted_sum(WEIGHTS)
-    (note,) = clients.take_notes()
+    ((_, note),) = clients.take_notes()
     assert "masked vector was wrong or damaged, and nobody can see whose" in note
 
 

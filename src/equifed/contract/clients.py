@@ -234,8 +234,8 @@ class Clients(ABC):
         """Return model, loss, precision, and name, checksum, source and preparation of the data."""
         return {}
 
-    def take_notes(self) -> list[str]:
-        """Return what was noted about how rounds were answered since the last call."""
+    def take_notes(self) -> list[tuple[str, str]]:
+        """Return kind and reason of the events to tell of the rounds since the last call."""
         return []
 
     def group(self) -> Group | None:

@@ -173,9 +173,10 @@ class Messenger:
         assert self.hidden is not None
         return self.hidden.ledger
 
-    def take_notes(self) -> list[str]:
+    def take_notes(self) -> list[tuple[str, str]]:
         """Return what hidden sums have to say about the last round."""
-        return [] if self.hidden is None else self.hidden.ledger.take_notes()
+        notes = [] if self.hidden is None else self.hidden.ledger.take_notes()
+        return [("stale", note) for note in notes]
 
 
 def _round(stream: Stream) -> int:

@@ -234,8 +234,8 @@ def play_round(
             seen = Recall(witness, kept.memory, int(patience))
             new, info = algorithm.round(state, seen, stream.at("round", r))
             info = info if info.index is not None else replace(info, index=present.index)
-            for note in clients.take_notes():
-                tell("stale", r, note)
+            for kind, note in clients.take_notes():
+                tell(kind, r, note)
             own = None if kept.own is None else present.own_after()
             kept = replace(kept, memory=seen.memory(), own=own)
             return Played(new, info, np.setdiff1d(clients.index, left), kept, witness)

@@ -33,6 +33,7 @@ from equifed.engines.ordered_sums import (
 from equifed.engines.own import plain_work
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
+from equifed.engines.stacked.fused import Fused, FusedWalk, plan
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule
 from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.samples import (
@@ -98,6 +99,7 @@ class StackedClients(InProcessClients):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
         self._chunk, self._precision = chunk, precision
+        self._notes: dict[str, bool] = {}  # and whether they are still to be told
         super().__init__(data, model, loss, device=device, **common)
         if precision != "full":
             self.coarse = f"gradients are computed in {precision}, whose rounding no bound covers"
@@ -118,6 +120,7 @@ class StackedClients(InProcessClients):
             layer = None  # its coordinates know one strength for all parameters
         # Profile losses have no graphs: the number of Newton steps varies.
         on_device = self.model.device.type == "cuda" and self.offsets is None
+        self.fused = plan(self.model, rule, self._precision, self._inputs, self._targets)
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.
@@ -249,10 +252,12 @@ class StackedClients(InProcessClients):
             own_l2 = torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
         return Supply(self._inputs, self._targets, chunk, batches, own_l2)
 
-    def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
+    def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk | FusedWalk:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
         chunk, quick, graphs = given.chunk, self.least_squares, self.graphs
         here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
+        if (fused := self._choose_fused(given)) is not None:
+            return fused.walk(given, self._inputs, self._targets, here)
         supply = self.supply(chunk, given.stream, given.work.batch_size)
         if quick is not None and (walk := quick.walk(given, supply, here)) is not None:
             return walk
@@ -260,6 +265,21 @@ class StackedClients(InProcessClients):
             return self._alternate(given, here).carry_out(self.rule, supply)
         replayed = None if graphs is None else graphs.walk(given, self._supply, here)
         return replayed or ChunkWalk(given, here).carry_out(self.rule, supply)
+
+    def _choose_fused(self, given: ChunkWork) -> Fused | None:
+        """Return what carries out local steps as Triton programs, or note why nothing does."""
+        fused = self.fused if isinstance(self.fused, Fused) else None
+        why = fused.refuse(given.work, given.chunk.sizes) if fused else self.fused
+        if self.model.device.type == "cuda":
+            told = "one Triton program per client" if why is None else f"not as one program: {why}"
+            self._notes.setdefault(f"Local steps on the GPU: {told}.", True)
+        return fused if why is None else None
+
+    @override
+    def take_notes(self) -> list[tuple[str, str]]:
+        new = [note for note, fresh in self._notes.items() if fresh]
+        self._notes.update(dict.fromkeys(new, False))
+        return [("note", note) for note in new]
 
     def _alternate(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
         """Return the walk of the shared parameters after as many plain steps on the own ones."""

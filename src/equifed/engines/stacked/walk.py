@@ -151,6 +151,10 @@ class ChunkWalk:
             self._results[kind] = self._result(kind)
         return self._results[kind]
 
+    def squared_length(self, kind: str) -> Tensor:
+        """Return the squared length of every client's vector, (c,)."""
+        return squared_lengths(self.result(kind))
+
     def displace_again(self, room: Tensor | None) -> None:
         """Make the displacements of a walk that was repeated, in the room if there is one."""
         self._results.clear()
@@ -185,6 +189,16 @@ class ChunkGradients:
     def result(self, kind: str) -> Tensor:
         """Return the gradients, the one kind of vector here."""
         return self.gradient
+
+    def squared_length(self, kind: str) -> Tensor:
+        """Return the squared length of every client's gradient, (c,)."""
+        return squared_lengths(self.gradient)
+
+
+def squared_lengths(rows: Tensor) -> Tensor:
+    """Return the squared lengths of rows."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square()
 
 
 class Run:
@@ -260,8 +274,8 @@ class Run:
 
         def one(chunk: Chunk) -> None:
             made = self.make(chunk, room)
-            norm = torch.linalg.vector_norm(made.result(self._kinds[0]), dim=1)
-            put_rows(numbers, chunk.places, torch.stack([made.value, norm.square()], dim=1))
+            squares = made.squared_length(self._kinds[0])
+            put_rows(numbers, chunk.places, torch.stack([made.value, squares], dim=1))
             use(chunk, made)
 
         map_in_threads(one, clients.chunks(self._batch), clients.independent)

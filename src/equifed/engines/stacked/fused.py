@@ -1,0 +1,318 @@
+"""Local steps of fully connected networks on a GPU: one Triton program per client, all its steps.
+
+A plan says beforehand whether a model and its work are of this kind and fit into a multiprocessor,
+or else why not. Tiles are the fastest of a few, measured once a shape has had many walks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from equifed.contract.local import LocalWork
+from equifed.engines.stacked.dense_layers import ACTIVATIONS, DenseLayersRule, Linear
+from equifed.engines.stacked.gradient_rules import GradientRule
+from equifed.engines.stacked.samples import Chunk
+from equifed.engines.stacked.walk import ChunkWork, squared_lengths
+from equifed.engines.threads import Precision, empty_rows
+from equifed.models.flat import FlatModel
+
+PRECISIONS = ("full", "tf32")
+"""Full ones are made of three products of rounded factors."""
+
+LOSSES = ("cross_entropy", "binary_logistic", "squared")
+
+MOST_ROWS = 128
+"""Samples of a batch that are held at once."""
+
+MOST_TILE = 1 << 13
+"""Entries of a matrix that a program keeps in registers."""
+
+SHARED = 96 << 10
+"""Bytes of a multiprocessor's shared memory that every GPU since 2020 gives a program."""
+
+INTERPRETED = False
+"""Whether programs also run on a CPU, through Triton's interpreter: for tests."""
+
+ENTRIES = 1 << 26
+"""Places of shuffled samples that are drawn at once; more clients come in parts."""
+
+PAYS = 200
+"""Walks of a shape after which its tiles are measured: compiling them takes half a minute."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a program is laid out: inputs at a time, warps, and loads in flight."""
+
+    block: int
+    warps: int
+    stages: int
+
+
+CANDIDATES = (Tiles(32, 4, 3), Tiles(32, 4, 4), Tiles(16, 4, 4), Tiles(32, 4, 2), Tiles(16, 4, 2))
+"""The first that fits is taken until they are measured."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and the batches of its local steps, padded to what matrix units take."""
+
+    features: int
+    units: tuple[int, ...]  # of every layer, the outputs last
+    batch: int
+    precision: str
+
+    @property
+    def rows(self) -> int:
+        """Samples of a batch, padded."""
+        return pad(self.batch)
+
+    @cached_property
+    def padded(self) -> tuple[int, ...]:
+        """Units of every layer, padded."""
+        return tuple(pad(count) for count in self.units)
+
+    @cached_property
+    def largest(self) -> int:
+        """Entries of the largest matrix above the first layer's weights."""
+        pairs = zip((self.rows, *self.padded), self.padded, strict=False)
+        return max(a * b for a, b in pairs)
+
+    @cached_property
+    def fitting(self) -> list[Tiles]:
+        """The tiles of which a program fits into a multiprocessor."""
+        return [tiles for tiles in CANDIDATES if self._fits(tiles)]
+
+    def _fits(self, tiles: Tiles) -> bool:
+        loads = tiles.stages * tiles.block * (self.padded[0] + 2 * self.rows)
+        return 4 * (loads + 2 * self.largest) <= SHARED
+
+    @cached_property
+    def refused(self) -> str | None:
+        """Why no program holds it, if none does."""
+        if self.rows > MOST_ROWS:
+            return f"batches of {self.batch} samples are larger than {MOST_ROWS}"
+        if self.largest > MOST_TILE or not self.fitting:
+            return f"layers of {', '.join(map(str, self.units))} units do not fit into registers"
+        return None
+
+
+def pad(count: int) -> int:
+    """Return the next power of two that matrix units take.
+
+    >>> pad(3), pad(50)
+    (16, 64)
+    """
+    return max(16, 1 << (count - 1).bit_length())
+
+
+@dataclass(eq=False)
+class FusedWalk:
+    """Where the local steps of a chunk's clients ended."""
+
+    given: ChunkWork
+    vectors: dict[str, Tensor]
+    squares: Tensor
+    own: None = None
+
+    @property
+    def value(self) -> Tensor:
+        """The thresholds of a hinge, which there is none of."""
+        return torch.zeros_like(self.squares)
+
+    def result(self, kind: str) -> Tensor:
+        """Return displacement, snapshot, average, mean_gradient or multiplier, (c, d)."""
+        if kind not in self.vectors:
+            self.vectors[kind] = self._follow(kind)
+        return self.vectors[kind]
+
+    def squared_length(self, kind: str) -> Tensor:
+        """Return the squared length of every client's vector."""
+        return self.squares if kind == "displacement" else squared_lengths(self.result(kind))
+
+    def _follow(self, kind: str) -> Tensor:
+        """Return what follows from the displacement: there was no projection."""
+        work, moved, correction = (
+            self.given.work,
+            self.vectors["displacement"],
+            self.given.correction,
+        )
+        if kind == "multiplier":  # c_i - c + proximal (x - u)
+            assert correction is not None
+            return work.proximal * moved - correction
+        steps = torch.as_tensor(self.given.steps, device=moved.device).unsqueeze(1)
+        mean = moved / (work.lr * steps).to(moved)
+        return mean if correction is None else mean - correction
+
+
+class Fused:
+    """The programs for one model; :func:`plan` says why there are none, where so."""
+
+    def __init__(self, model: FlatModel, rule: DenseLayersRule, precision: Precision) -> None:
+        layers = [layer for layer in rule.layers if isinstance(layer, Linear)]
+        self._units, self._features = tuple(one.fan_out for one in layers), layers[0].fan_in
+        self._bias, self._tanh = layers[0].bias, ACTIVATIONS[nn.Tanh] in rule.layers
+        self._model, self._precision = model, precision
+        self._sizes: WeakKeyDictionary[Chunk, Tensor] = WeakKeyDictionary()
+        self._walks: dict[object, int] = {}
+        self._shape = lru_cache(partial(Shape, self._features, self._units, precision=precision))
+
+    def refuse(self, work: LocalWork, sizes: Any) -> str | None:
+        """Return why local steps of clients of these sizes are not carried out here, if so."""
+        if work.batch_size is None:
+            return "local steps are on all samples"
+        if work.radius is not None or work.onto is not None:
+            return "local steps are projected"
+        if work.scale is not None or work.hinge is not None:
+            return "local steps transform gradients"
+        if work.mean_gradient and work.proximal:
+            return "mean gradients are asked for beside a proximal term"
+        if not sizes.min():
+            return "somebody has no samples"
+        return self._shape(min(work.batch_size, int(sizes.max()))).refused
+
+    def walk(
+        self, given: ChunkWork, inputs: Tensor, targets: Tensor, room: Tensor | None
+    ) -> FusedWalk:
+        """Carry out the local steps of a chunk's clients."""
+        from equifed.engines.stacked import fused_kernels
+
+        work, chunk, x = given.work, given.chunk, given.x
+        longest = int(chunk.sizes[0])
+        u = empty_rows(len(chunk), x) if room is None else room
+        vectors, squares = {"displacement": u}, x.new_empty(len(chunk))
+        for kind, wanted in (("snapshot", work.snapshot), ("average", work.average)):
+            vectors |= {kind: empty_rows(len(chunk), x)} if wanted else {}
+        if chunk not in self._sizes:
+            self._sizes[chunk] = torch.as_tensor(chunk.sizes, device=x.device)
+        sizes, shape = self._sizes[chunk], self._shape(min(work.batch_size or longest, longest))
+        constants = self._constants(shape, given, targets)
+        keep = 1 - work.lr * work.proximal
+        held = keep - work.lr * self._model.l2
+        numbers = (longest, work.steps or 0, work.epochs or 0, work.snapshot or 0,
+                   work.lr, held, held if self._model.penalised is None else keep,
+                   work.lr * work.proximal)  # fmt: skip
+        more = [given.correction, vectors.get("snapshot"), vectors.get("average")]
+        for some, orders in self._orders(given, sizes, fused_kernels.draw_keys):
+            rows = [u[some], *(x if one is None else one[some] for one in more)]
+            strides = [orders.shape[1], *(one.stride(0) for one in rows)]
+            samples = inputs, targets, orders, chunk.starts[some], sizes[some], x
+            launch = partial(
+                fused_kernels.walk[(len(orders),)], *samples, *rows, squares[some], *strides,
+                *numbers, **constants,
+            )  # fmt: skip
+            self._launch(launch, shape, tuple(constants.items()))
+        if work.average:
+            steps = torch.as_tensor(given.steps, device=x.device).unsqueeze(1)
+            vectors["average"] /= steps
+        return FusedWalk(given, vectors, squares)
+
+    def _constants(self, shape: Shape, given: ChunkWork, targets: Tensor) -> dict[str, Any]:
+        """Return what a program is compiled for, by name."""
+        units, padded, work = shape.units, shape.padded, given.work
+        return {
+            "LAYERS": len(units), "D": shape.features, "H": units[0], "G": units[-2:][0],
+            "C": units[-1], "BATCH": shape.batch, "ROWS": shape.rows, "HB": padded[0],
+            "GB": padded[-2:][0], "CB": padded[-1], "LOSS": self._model.known_loss,
+            "CLASSES": not targets.is_floating_point(), "TARGETS": targets[:1].numel(),
+            "TANH": self._tanh, "BIAS": int(self._bias),
+            "CORRECTED": given.correction is not None, "PROXIMAL": bool(work.proximal),
+            "SNAPSHOT": work.snapshot is not None, "AVERAGE": work.average,
+            "EXACT": shape.precision == "full",
+        }  # fmt: skip
+
+    def _orders(
+        self, given: ChunkWork, sizes: Tensor, draw_keys: Any
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield which clients, and their shuffled samples, pass after pass."""
+        chunk, longest = given.chunk, int(given.chunk.sizes[0])
+        turns = -(-chunk.sizes // min(given.work.batch_size or longest, longest))
+        passes = int((-(-given.steps // turns)).max())
+        salt, block = given.stream.at("shuffle").salt(), min(1024, pad(longest))
+        most = max(1, ENTRIES // (passes * longest))
+        for first in range(0, len(chunk), most):
+            some = slice(first, first + most)
+            ids = chunk.ids[some]
+            keys = ids.new_empty(len(ids) * passes, longest)
+            grid = len(keys), -(-longest // block)
+            draw_keys[grid](keys, ids, sizes[some], salt, passes, longest, block)
+            yield some, keys.argsort(dim=1, stable=True).view(len(ids), -1)
+
+    def _launch(self, launch: Callable[..., Any], shape: Shape, key: object) -> None:
+        """Launch a program with the best tiles that are known, or find them."""
+        seen = self._walks[key] = self._walks.get(key, 0) + 1
+        fitting, tiles = shape.fitting, _MEASURED.get(key)
+        if tiles is None and seen >= PAYS and self._model.device.type == "cuda":
+            times = {one: _measure(partial(launch, **_options(one))) for one in fitting}
+            tiles = _MEASURED[key] = min(times, key=times.__getitem__)
+        launch(**_options(tiles or fitting[0]))
+
+
+_MEASURED: dict[object, Tiles] = {}
+"""The fastest tiles, by what a program is compiled for."""
+
+
+def _options(tiles: Tiles) -> dict[str, int]:
+    return {"BLOCK": tiles.block, "num_warps": tiles.warps, "num_stages": tiles.stages}
+
+
+def _measure(launch: Callable[[], Any]) -> float:
+    """Return the seconds of a launch, after one that compiles."""
+    launch()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    launch()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def plan(
+    model: FlatModel, rule: GradientRule, precision: Precision, inputs: Tensor, targets: Tensor
+) -> Fused | str:
+    """Return the programs for a model on these samples, or why there are none."""
+    why = _refuse_place(model, precision) or _refuse_targets(model, inputs, targets)
+    if why is not None:
+        return why
+    if not isinstance(rule, DenseLayersRule):
+        return "the model is not fully connected"
+    linear = [layer for layer in rule.layers if isinstance(layer, Linear)]
+    between = rule.layers[1::2]
+    chain = linear == rule.layers[::2] and len(rule.layers) % 2 == 1 and len(linear) <= 3
+    if not chain or any(layer not in ACTIVATIONS.values() for layer in between):
+        return "the model is no chain of at most three linear maps with ReLU or tanh between"
+    if len({id(layer) for layer in between}) > 1 or len({layer.bias for layer in linear}) > 1:
+        return "its layers differ in activation or bias"
+    return Fused(model, rule, precision)
+
+
+def _refuse_place(model: FlatModel, precision: Precision) -> str | None:
+    if model.device.type != "cuda" and not INTERPRETED:
+        return f"the device is {model.device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
+        return "the GPU has no tensor cores for float32"
+    if model.dtype != torch.float32 or precision not in PRECISIONS:
+        held = str(model.dtype).removeprefix("torch.")
+        return f"the model is in {held}, its products in {precision}"
+    return None
+
+
+def _refuse_targets(model: FlatModel, inputs: Tensor, targets: Tensor) -> str | None:
+    if model.own_size:
+        return "clients have own parameters"
+    if model.known_loss not in LOSSES:
+        return "the loss is weighted or unknown"
+    whole = inputs.is_contiguous() and targets.is_contiguous() and inputs.is_floating_point()
+    if not whole or (model.known_loss == "cross_entropy" and targets.is_floating_point()):
+        return "samples are not as the programs read them"
+    return None

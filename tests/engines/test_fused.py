@@ -1,0 +1,162 @@
+"""Local steps as Triton programs, through Triton's interpreter: they agree with the loop."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.problems import classification, regression
+from torch import nn
+
+from equifed.contract.local import LocalSGD, LocalWork
+from equifed.contract.streams import Stream
+from equifed.engines.loop import LoopClients
+from equifed.engines.stacked import fused
+from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.stacked.fused import Fused, Shape
+
+pytest.importorskip("triton", reason="Triton is for Linux")
+assert os.environ["TRITON_INTERPRET"] == "1", "see tests/conftest.py"
+
+ROUNDING = 2e-5
+"""Of the relative difference to the loop in float64; products are summed in another order."""
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "INTERPRETED", True)
+
+
+def chain(features: int, *units: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Return a fully connected network."""
+    torch.manual_seed(0)
+    sizes = [features, *units]
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [activation()] * bool(layers) + [nn.Linear(a, b)]
+    return nn.Sequential(*layers)
+
+
+def differences(
+    data: Any, module: nn.Module, work: LocalSGD, corrected: bool = False, **options: Any
+) -> dict[str, float]:
+    """Return how far each kind of vector is from the loop's, relative to its length."""
+    stacked = StackedClients(data, module, **options)
+    assert isinstance(stacked.fused, Fused), stacked.fused
+    assert stacked.fused.refuse(work.work(), stacked.sizes) is None
+    loop = LoopClients(data, module, dtype=torch.float64, **options)
+    found: list[dict[str, torch.Tensor]] = []
+    for engine in (loop, stacked):
+        x = loop.initial(Stream(3)).to(engine.model.dtype)
+        more = {}
+        if corrected:
+            _, control = engine.value_and_gradient(x, Stream(1))
+            target = control.weighted_sum(np.full(len(engine.names), 0.3))
+            more = {"control": control, "target": target}
+        moved = engine.local_steps(x, work, Stream(0).at(5), **more)
+        kinds = work.work().results
+        found.append({kind: getattr(moved, kind).dense().double() for kind in kinds})
+    return {k: float((v - found[1][k]).norm() / v.norm()) for k, v in found[0].items()}
+
+
+EVERYTHING = {"proximal": 0.3, "snapshot": 2, "average": True}
+
+
+@pytest.mark.parametrize(
+    ("units", "activation", "work", "corrected", "options"),
+    [
+        ((3,), nn.ReLU, LocalSGD(0.1, epochs=2, batch_size=8), False, {"l2": 0.1}),
+        ((4, 3), nn.ReLU, LocalWork(0.1, epochs=2, batch_size=8, **EVERYTHING), True, {"l2": 0.1}),
+        ((20, 5, 3), nn.Tanh, LocalWork(0.1, steps=5, batch_size=8, mean_gradient=True), True,
+         {"l2": 0.3, "penalise": "weights"}),
+        ((4, 3), nn.Tanh, LocalWork(0.1, steps=1, batch_size=30, multiplier=True), True, {}),
+        ((17, 3), nn.ReLU, LocalSGD(0.02, steps=7, batch_size=16), False, {"loss": "squared"}),
+    ],
+)  # fmt: skip
+def test_programs_agree_with_the_loop(
+    units: tuple[int, ...], activation: type[nn.Module], work: LocalSGD, corrected: bool,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    # Ragged clients, the last one smaller than a batch, and more inputs than one block holds.
+    data = classification([20, 13, 5], (37,), 3, dtype=np.float32)
+    found = differences(data, chain(37, *units, activation=activation), work, corrected, **options)
+    assert max(found.values()) < ROUNDING, found
+
+
+def test_logistic_and_squared_losses_of_one_output_agree_with_the_loop() -> None:
+    work = LocalSGD(0.05, steps=3, batch_size=4)
+    two = classification([9, 4], (5,), 2, dtype=np.float32)
+    found = differences(two, chain(5, 3, 1), work, loss="logistic")
+    numbers = regression([9, 4], 5)
+    found |= {"squared": max(differences(numbers, chain(5, 3, 1), work).values())}
+    assert max(found.values()) < ROUNDING, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_shapes_agree_with_the_loop(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    features, outputs = int(draw.integers(3, 200)), int(draw.integers(2, 12))
+    hidden = draw.integers(2, 60, size=draw.integers(0, 3)).tolist()
+    sizes = draw.integers(1, 40, size=4).tolist()
+    data = classification(sizes, (features,), outputs, dtype=np.float32)
+    work = LocalSGD(0.05, epochs=int(draw.integers(1, 4)), batch_size=int(draw.integers(1, 30)))
+    activation = [nn.ReLU, nn.Tanh][int(draw.integers(2))]
+    module = chain(features, *hidden, outputs, activation=activation)
+    found = differences(data, module, work, corrected=bool(draw.integers(2)), l2=0.01)
+    assert max(found.values()) < ROUNDING, (features, hidden, outputs, sizes, work, found)
+
+
+@pytest.mark.parametrize(
+    ("work", "reason"),
+    [
+        (LocalSGD(0.1, steps=2), "on all samples"),
+        (LocalSGD(0.1, steps=2, batch_size=4, radius=1.0), "projected"),
+        (LocalWork(0.1, steps=2, batch_size=4, mean_gradient=True, proximal=1.0), "proximal"),
+        (LocalSGD(0.1, steps=2, batch_size=200), "larger than 128"),
+    ],
+)
+def test_work_that_is_not_for_programs_is_refused_with_a_reason(
+    work: LocalSGD, reason: str
+) -> None:
+    data = classification([300, 4], (5,), 3, dtype=np.float32)
+    clients = StackedClients(data, chain(5, 4, 3))
+    assert isinstance(clients.fused, Fused)
+    assert reason in str(clients.fused.refuse(work.work(), clients.sizes))
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "reason"),
+    [
+        (chain(5, 4, 4, 4, 3), {}, "no chain of at most three"),
+        (nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3)), {}, "no chain"),
+        (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3, bias=False)), {}, "differ in"),
+        (nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3)), {}, "not fully connected"),
+        (chain(5, 3), {"dtype": torch.float64}, "float64"),
+        (chain(5, 3), {"own": "bias"}, "own parameters"),
+    ],
+)
+def test_models_that_are_not_for_programs_have_a_reason(
+    module: nn.Module, options: dict[str, Any], reason: str
+) -> None:
+    data = classification([8, 4], (5,), 3, dtype=np.float32)
+    assert reason in str(StackedClients(data, module, **options).fused)
+
+
+def test_without_the_interpreter_a_cpu_has_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "INTERPRETED", False)
+    clients = StackedClients(classification([8, 4], (5,), 3, dtype=np.float32), chain(5, 3))
+    assert clients.fused == "the device is cpu"
+
+
+@pytest.mark.parametrize("units", [(257, 10), (50, 10), (128, 64, 10), (256, 3)])
+def test_planned_tiles_fit_into_shared_memory_or_the_shape_is_refused(
+    units: tuple[int, ...],
+) -> None:
+    shape = Shape(784, units, 50, "full")
+    assert (shape.refused is None) == (shape.largest <= 1 << 13)
+    assert shape.refused is not None or shape.fitting
