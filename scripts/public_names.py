@@ -1,4 +1,4 @@
-"""Write what follows from the catalogue: public names, and the tables of the README.
+"""Write what follows from the catalogue: public names, and the tables of names.
 
     python -m scripts.public_names            # or: make names
     python -m scripts.public_names --check    # say what is stale, and leave it
@@ -6,7 +6,8 @@
 * ``src/equifed/__init__.pyi`` tells type checkers what ``equifed.__getattr__`` finds.
 * ``__init__.py`` of algorithms, objectives, steps and data import what the catalogue has of theirs;
   what else they import is left as it is.
-* The README's tables stand between ``<!-- catalogue: SECTION -->`` and ``<!-- end -->``.
+* The tables of ``docs/reference/catalogue.md`` stand between ``<!-- catalogue: SECTION -->`` and
+  ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from equifed.runs.catalogue import SECTIONS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "equifed"
+PAGE = ROOT / "docs" / "reference" / "catalogue.md"
 GATHERED = {
     "algorithms": ("algorithms",),
     "objectives": ("objectives", "dual_steps"),
@@ -44,7 +46,7 @@ def write_stub() -> str:
 
 
 def write_tables(text: str) -> str:
-    """Return a README with its tables as the catalogue has them."""
+    """Return a page with its tables as the catalogue has them."""
     for section, title in COLUMNS.items():
         entries = SECTIONS[section].entries().items()
         rows = [f"| `{name}` | {entry.summary} | {entry.paper} |" for name, entry in entries]
@@ -52,7 +54,7 @@ def write_tables(text: str) -> str:
         begin = f"<!-- catalogue: {section} -->"
         pattern = rf"{begin}\n.*?<!-- end -->"
         if not re.search(pattern, text, re.DOTALL):
-            raise SystemExit(f"README.md has no lines {begin} and <!-- end -->.")
+            raise SystemExit(f"{PAGE} has no lines {begin} and <!-- end -->.")
         block = f"{begin}\n{table}\n<!-- end -->"
         text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
     return text
@@ -113,11 +115,11 @@ def find_stale() -> list[str]:
         for package in GATHERED
         if (missing := find_missing(package))
     ]
-    stub, readme = PACKAGE / "__init__.pyi", ROOT / "README.md"
+    stub = PACKAGE / "__init__.pyi"
     if not stub.exists() or stub.read_text(encoding="utf-8") != write_stub():
         stale.append("__init__.pyi")
-    text = readme.read_text(encoding="utf-8")
-    return [*stale, "README.md"] if text != write_tables(text) else stale
+    text = PAGE.read_text(encoding="utf-8")
+    return [*stale, PAGE.name] if text != write_tables(text) else stale
 
 
 def main() -> None:
@@ -128,9 +130,8 @@ def main() -> None:
     for package in GATHERED:
         if missing := find_missing(package):
             complete_package(package, missing)
-    readme = ROOT / "README.md"
     (PACKAGE / "__init__.pyi").write_text(write_stub(), encoding="utf-8")
-    readme.write_text(write_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(write_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print("\n".join(f"written: {name}" for name in stale) or "Everything follows already.")
 
 

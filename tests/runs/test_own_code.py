@@ -290,7 +290,9 @@ def test_a_new_algorithm_is_a_file_and_a_line_in_the_catalogue(tmp_path: Path) -
     ignore = shutil.ignore_patterns("__pycache__")
     for part in ("src", "scripts", "tests/conformance"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=ignore)
-    shutil.copy(ROOT / "README.md", tmp_path)
+    page = tmp_path / "docs" / "reference" / "catalogue.md"
+    page.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "reference" / "catalogue.md", page)
     package = tmp_path / "src" / "equifed"
     text = TOY.replace("from . import neighbour\n", "").replace("neighbour.NAMES", '("a", "b")')
     (package / "algorithms" / "toy.py").write_text(text)
@@ -302,7 +304,7 @@ def test_a_new_algorithm_is_a_file_and_a_line_in_the_catalogue(tmp_path: Path) -
     path = os.pathsep.join((str(tmp_path / "src"), str(tmp_path)))
     done = command("scripts.public_names", cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    assert "| `toy` | momentum at the server |" in (tmp_path / "README.md").read_text()
+    assert "| `toy` | momentum at the server |" in page.read_text()
     assert "import Toy as Toy" in (package / "__init__.pyi").read_text()
     assert re.search(r"import Toy\b", (package / "algorithms" / "__init__.py").read_text())
     program = tmp_path / "program.py"
