@@ -130,9 +130,12 @@ class Choice:
         }
 
 
-def choose(data: Federation, seed: int, folder: Path | None, tell: Callable[[str], None]) -> Choice:
+def choose(
+    data: Federation, seed: int, folder: Path | None, tell: Callable[[str], None],
+    may_fold: bool = True,
+) -> Choice:  # fmt: skip
     """Try the candidates on held-out rows, and take one."""
-    folds, rows = hold_out(data, seed)
+    folds, rows = hold_out(data, seed, may_fold)
     made = {"data": data.checksum(), "seed": seed, "tried": [L2, RHOS, OWN_L2, OWN_RHOS]}
     trials = Trials(folds, made, None if folder is None else folder / TRIED, tell)
     scores = try_linear(trials)
@@ -251,13 +254,19 @@ def read_score(history: History, split: str) -> Score:
 # -- rows that are held out -------------------------------------------------------------------
 
 
-def hold_out(data: Federation, seed: int) -> tuple[list[Federation], str]:
-    """Return pairs of training and validation rows, and which rows those are."""
-    if data.validation is None:
-        if np.median(np.round(SHARE * data.train.sizes)) < ENOUGH:
-            rows = f"{len(data.train):,} training rows in {FOLDS} folds"
-            return [_fold(data, k, seed) for k in range(FOLDS)], rows
-        data = data.split(validation=SHARE, seed=seed)
+def hold_out(data: Federation, seed: int, may_fold: bool = True) -> tuple[list[Federation], str]:
+    """Return pairs of training and validation rows, and which rows those are.
+
+    ``may_fold``: the validation rows, if there are any, are random ones of each client.
+    """
+    held, fitted = data.validation, data.preparation is not None and data.preparation.is_fitted
+    sizes = np.round(SHARE * data.train.sizes) if held is None else held.sizes
+    few = np.median(sizes) < ENOUGH
+    if (held is None and fitted) or (few and (held is None or may_fold)):
+        data = pool(data)
+        rows = f"{len(data.train):,} training rows in {FOLDS} folds"
+        return [_fold(data, k, seed) for k in range(FOLDS)], rows
+    data = data if held is not None else data.split(validation=SHARE, seed=seed)
     assert data.validation is not None
     who = int((data.validation.sizes > 0).sum())
     return [data], f"{len(data.validation):,} validation rows of {who} clients"

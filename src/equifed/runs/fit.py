@@ -149,7 +149,8 @@ def fit(
     if folder is not None:
         _open(folder, overwrite)
     untested = replace(federation, test=None)  # no test row is read before the choice is stored
-    choice = choose(untested, seed, folder, tell or (lambda _: None))
+    random = not (isinstance(data, Federation) or {"keep_together", "time", "split"} & {*columns})
+    choice = choose(untested, seed, folder, tell or (lambda _: None), random)
     if folder is not None:
         write_file(folder / CHOICE, seal(choice.to_dict()))
     served = Served(choice, *finish(federation, choice), seed)
@@ -170,8 +171,7 @@ def read_data(
                 "A table needs client=, the column that says whose row it is, and target=, what is "
                 "predicted."
             )
-        apart = columns.get("keep_together") or columns.get("time")
-        held = {"test": test, "seed": seed, **({"validation": SHARE} if apart else {})}
+        held = {"test": test, "validation": SHARE * (1 - test), "seed": seed}
         held = {} if columns.get("split") else held
         return Federation.from_table(data, client, target, **{**held, **columns})
     given = {k: v for k, v in {"client": client, "target": target, **columns}.items() if v}
