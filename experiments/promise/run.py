@@ -56,6 +56,7 @@ def load(given: Settings) -> Any:
         frame = importlib.import_module(f"causaldata.{name}").load_pandas().data
     else:
         frame = importlib.import_module(f"statsmodels.datasets.{name}").load_pandas().data
+    frame = frame.replace(".", float("nan"))  # as countymurders writes a gap
     frame = frame.dropna(subset=[*given["client"], given["target"]])
     client = frame[given["client"]].astype(str).agg(" / ".join, axis=1)
     frame = frame[given["features"] + [given["target"]]].assign(client=client)
