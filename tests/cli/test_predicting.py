@@ -60,6 +60,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_rows_are_prepared_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from equifed.cli.model import _predict_columns
+    from equifed.data.columns import read_columns
+    from equifed.data.preparation import Preparation
+    from equifed.runs.load import load_predictor
+
+    apply, calls = Preparation.apply, list[Any]()
+
+    def count(*given: Any) -> Any:
+        calls.append(given)
+        return apply(*given)
+
+    monkeypatch.setattr(Preparation, "apply", count)
+    found = _predict_columns(load_predictor(run / "out"), read_columns(run / "rows.csv"), None)
+    assert len(calls) == 1 and "probability_yes" in found
+
+
 def test_predictions_are_those_in_process_row_by_row(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictions.csv"
     result = equifed("predict", run / "out", run / "rows.csv", "--out", out)

@@ -16,6 +16,7 @@ from equifed.data import Federation, Preparation
 from equifed.runs import run as runs
 from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
+from equifed.runs.init import write_first_config
 from equifed.runs.load import load_preparation
 from equifed.training.files import RunFolderError
 from equifed.training.history import History
@@ -59,6 +60,50 @@ def test_init_says_what_it_left_out_and_why(tmp_path: Path) -> None:
     assert data["holdout"]["test"] > 0 and data["prepare"]["scale"] == "standard"
     again = equifed("init", path, "--out", out)
     assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+
+
+def test_a_long_table_is_read_once_and_tried_on_some_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from equifed.cli import run as command
+    from equifed.data import files
+
+    sizes: list[int] = []
+    read, build = files.read_csv, Federation.from_table
+
+    def count(*given: Any, **settings: Any) -> Federation:
+        sizes.append(given[0].rows)
+        return build(*given, **settings)
+
+    calls: list[Path] = []
+
+    def note(path: Path) -> Any:
+        calls.append(path)
+        return read(path)
+
+    monkeypatch.setattr(files, "read_csv", note)
+    monkeypatch.setattr(Federation, "from_table", count)
+    monkeypatch.setattr(command, "TRIED_ROWS", 20)
+    path = table(tmp_path, y=["no", "yes"] * 30)
+    rows = len(pd.read_csv(path))
+    columns, looks = command.look_at_table(path, command.terminal.open_console(quiet=True))
+    guess = command.guess_table(columns, looks, "bank", "y", [], [])
+    (tmp_path / "run.toml").write_text(write_first_config(guess, path, tmp_path / "run.toml"))
+    command._try(tmp_path / "run.toml", columns, guess)
+    assert calls == [path]
+    assert len(sizes) == 1 and sizes[0] < rows and sizes[0] <= 20 + 3
+
+
+def test_a_terminal_shows_how_far_init_is(tmp_path: Path) -> None:
+    import io
+
+    from rich.console import Console
+
+    from equifed.cli.run import look_at_table
+
+    screen = io.StringIO()
+    look_at_table(table(tmp_path), Console(file=screen, force_terminal=True))
+    assert "reading" in screen.getvalue() and "looking at columns" in screen.getvalue()
 
 
 def test_codes_are_named(tmp_path: Path) -> None:

@@ -162,3 +162,14 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 250))
     with pytest.raises(DataError, match="1,001 bytes or more, the limit is 1,000"):
         read_csv(path)
+
+
+def test_a_long_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("a,b\n" + "".join(f" {k} ,NA\n" for k in range(10)))
+    whole = read_csv(path)
+    monkeypatch.setattr(files, "PART", 3)
+    assert read_csv(path) == whole == {"a": [str(k) for k in range(10)], "b": [None] * 10}
+    path.write_text(path.read_text() + "1,2,3\n")
+    with pytest.raises(DataError, match="line 12 has 3 cells, expected 2"):
+        read_csv(path)

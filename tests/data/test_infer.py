@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from equifed.data import Federation
-from equifed.data.columns import look_at
-from equifed.data.infer import guess_columns, is_identifier
+from equifed.data import Federation, columns, infer
+from equifed.data.columns import Columns, look_at, name_category
+from equifed.data.infer import find_leaks, guess_columns, is_identifier
 from equifed.data.split import DataError, DataWarning
 
 pytestmark = pytest.mark.long
@@ -74,3 +77,58 @@ def test_texts_of_clients_with_one_row_each_are_no_identifiers() -> None:
     data = table(site=[f"s{k}" for k in range(ROWS)], sex=["f", "m"] * (ROWS // 2))
     data = Federation.from_table(data, "site", "ill")
     assert "sex=f" in data.preparation.feature_names
+
+
+def tells_by_hand(values: list[Any], classes: list[str | None]) -> bool:
+    """Return what a column tells, cell by cell."""
+    rows = [(v, c) for v, c in zip(values, classes, strict=True) if None not in (v, c)]
+    if len(rows) < infer.FEW or len({c for _, c in rows}) < 2:
+        return False
+    if isinstance(rows[0][0], str):
+        one = all(c == d for v, c in rows for w, d in rows if v == w)
+        return one and len({v for v, _ in rows}) <= len(rows) // 4
+    spans = {c: [v for v, d in rows if d == c] for _, c in rows}
+    ends = sorted((min(found), max(found)) for found in spans.values())
+    return all(a[1] < b[0] for a, b in itertools.pairwise(ends))
+
+
+numbers = st.lists(st.integers(0, 6) | st.none(), min_size=12, max_size=30)
+texts = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=12, max_size=30)
+
+
+@settings(deadline=None, max_examples=200)
+@given(values=numbers | texts, data=st.data(), shown=st.sampled_from([3, 1000]))
+def test_leaks_are_those_found_cell_by_cell(values: Any, data: st.DataObject, shown: int) -> None:
+    known = [v for v in values if v is not None]
+    guess = {v: data.draw(st.sampled_from("xy")) for v in dict.fromkeys(known)}
+    odd = data.draw(st.sets(st.integers(0, len(values) - 1), max_size=1))
+    other = data.draw(st.sampled_from(["x", None]))
+    classes = [other if k in odd else guess.get(v, "x") for k, v in enumerate(values)]
+    before, infer.SHOWN = infer.SHOWN, shown
+    try:
+        found = find_leaks({"f": values, "ill": classes}, ["f"], "ill")
+    finally:
+        infer.SHOWN = before
+    if known:
+        assert bool(found) == tells_by_hand(values, classes)
+
+
+def test_each_different_cell_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[Any] = []
+
+    def count(value: Any) -> str:
+        named.append(value)
+        return name_category(value)
+
+    monkeypatch.setattr(columns, "name_category", count)
+    cells = ["north", "south", "3.0", "3"] * 500
+    found = look_at(cells)
+    assert (found.different, found.most, found.count) == (3, 1000, 2000)
+    assert len(named) == 4
+
+
+def test_long_numbers_are_told_apart() -> None:
+    ids = [str(2**60 + k) for k in range(50)]  # as float64 they are one number
+    assert look_at(ids).different == 50
+    assert is_identifier("record", look_at(ids))
+    assert look_at(Columns({"a": [1, 1.5, 2**60]})["a"]).different == 3

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli.run import guess_table, split_names
+from equifed.cli.run import guess_table, look_at_table, split_names
 from equifed.cli.terminal import Json, Overwrite, Quiet, open_console, print_json, resumable
 
 Columns = list[str] | None
@@ -46,13 +46,14 @@ def fit(
     from equifed.runs.fit import REPORT
     from equifed.runs.fit import fit as choose
 
-    guess = guess_table(table, client, target, split_names(categorical), split_names(numeric))
+    console = open_console(quiet or json)
+    named = split_names(categorical), split_names(numeric)
+    guess = guess_table(*look_at_table(table, console), client, target, *named)
     folder = out or Path("runs") / f"fit-{table.stem}-{seed}"
     apart = {keep_together, time, split} - {None}
     together = keep_together or (None if apart else next(iter(guess.groups), None))
     options = {"keep_together": together, "time": time, "split": split, "report_by": report_by}
     features = [name for name in guess.features if name not in apart]
-    console = open_console(quiet or json)
     again = (
         f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"
     )

@@ -55,8 +55,8 @@ def predict(
         columns = {**table, **columns}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_write_cell, columns))
-    writer.writerows(map(_write_cell, row) for row in zip(*columns.values(), strict=True))
+    writer.writerow(_write_cells([*columns]))
+    writer.writerows(zip(*map(_write_cells, columns.values()), strict=True))
     if out is None:
         typer.echo(text.getvalue(), nl=False)
         return
@@ -64,24 +64,29 @@ def predict(
     typer.echo(f"{len(next(iter(columns.values())))} predictions: {out}", err=True)
 
 
-def _write_cell(value: Any) -> Any:
-    """Return a text that is no number as a cell that no spreadsheet computes."""
+def _write_cells(values: list[Any]) -> list[Any]:
+    """Return cells of which no spreadsheet computes a text that is no number."""
     from equifed.contract.arrays import to_cell
     from equifed.data.columns import to_numbers
 
-    return to_cell(value) if isinstance(value, str) and to_numbers([value]) is None else value
+    texts = {v for v in values if isinstance(v, str)}
+    changed = {t: to_cell(t) for t in texts if to_numbers([t]) is None}
+    return [changed.get(v, v) if isinstance(v, str) else v for v in values] if changed else values
 
 
 def _predict_columns(
     predictor: Predictor, table: dict[str, list[Any]], client: str | None
 ) -> dict[str, list[Any]]:
     """Return the columns of predictions; numbers in full."""
-    found = predictor.predict(table, client)
-    if found.ndim > 1:  # values of several targets
-        return {f"prediction_{k + 1}": found[:, k].tolist() for k in range(found.shape[1])}
-    columns = {"prediction": found.tolist()}
-    if predictor.classes is not None and predictor.link is not None:
-        chances = predictor.predict_proba(table, client)
+    if predictor.classes is None:
+        found = predictor.predict(table, client)
+        if found.ndim > 1:  # values of several targets
+            return {f"prediction_{k + 1}": found[:, k].tolist() for k in range(found.shape[1])}
+        return {"prediction": found.tolist()}
+    scores = predictor.decision_function(table, client)
+    columns = {"prediction": predictor.name_likeliest(scores).tolist()}
+    if predictor.link is not None:
+        chances = predictor.to_chances(scores)
         for k, name in enumerate(predictor.classes):
             columns[f"probability_{name}"] = chances[:, k].tolist()
     return columns

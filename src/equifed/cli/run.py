@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,9 @@ import typer
 from equifed.cli import terminal
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from equifed.data.columns import Columns, Look
     from equifed.data.infer import Guess
     from equifed.training.history import History
 
@@ -30,6 +34,8 @@ Track = Annotated[
         autocompletion=terminal.complete_names("trackers"),
     ),
 ]
+TRIED_ROWS = 20_000
+"""About so many rows show whether a table can be prepared; a run reads all of them."""
 
 
 def init(
@@ -64,10 +70,12 @@ def init(
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
     assert table is not None
-    guess = guess_table(table, client, target, split_names(categorical), split_names(numeric))
+    columns, looks = look_at_table(table, terminal.open_console(quiet or json))
+    named = split_names(categorical), split_names(numeric)
+    guess = guess_table(columns, looks, client, target, *named)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
-    _try(out)
+    _try(out, columns, guess)
     if json:
         terminal.print_json({"out": str(out), **asdict(guess)})
     elif not quiet:
@@ -79,20 +87,32 @@ def split_names(given: list[str] | None) -> list[str]:
     return [name.strip() for text in given or [] for name in text.split(",") if name.strip()]
 
 
-def guess_table(
-    table: Path, client: str | None, target: str | None, coded: list[str], numeric: list[str]
-) -> Guess:
-    """Return what the columns are: as given, else as guessed."""
+def look_at_table(table: Path, console: Console) -> tuple[Columns, dict[str, Look]]:
+    """Return a table's columns and what they hold; a terminal shows how far that is."""
+    from rich.progress import track
+
     from equifed.data.columns import look_at, read_columns
+
+    with console.status(f"reading {table.name}"):
+        columns = read_columns(table)
+    shown = track(
+        columns.items(), "looking at columns", len(columns), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+    return columns, {name: look_at(values) for name, values in shown}
+
+
+def guess_table(
+    columns: Columns, looks: dict[str, Look], client: str | None, target: str | None,
+    coded: list[str], numeric: list[str],
+) -> Guess:  # fmt: skip
+    """Return what the columns are: as given, else as guessed."""
     from equifed.data.infer import guess_client, guess_columns, guess_target
 
-    columns = read_columns(table)
-    looks = {name: look_at(values) for name, values in columns.items()}
-    rows = len(next(iter(columns.values())))
     others = {name: look for name, look in looks.items() if name != target}
-    client = client or _first(guess_client(others, rows), "client", columns)
+    client = client or _first(guess_client(others, columns.rows), "client", columns)
     target = target or _first(guess_target(looks, client), "target", columns)
-    return guess_columns(columns, client, target, coded, numeric)
+    return guess_columns(columns, client, target, coded, numeric, looks)
 
 
 def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
@@ -104,13 +124,31 @@ def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
     return found[0]
 
 
-def _try(out: Path) -> None:
-    """Load the data as the configuration says, so that what is wrong is said now."""
-    from equifed.runs.build import load_data
+def _try(out: Path, columns: Columns, guess: Guess) -> None:
+    """Prepare the table as the configuration says, so that what is wrong is said now.
+
+    Of a long table some rows of every client are tried.
+    """
+    import numpy as np
+
+    from equifed.data.federation import Federation
+    from equifed.data.split import DataWarning
     from equifed.runs.config import RunConfig
 
+    step = -(-columns.rows // TRIED_ROWS)
+    firsts = {client: row for row, client in enumerate(columns[guess.client])}
+    rows = np.union1d(np.arange(0, columns.rows, step), list(firsts.values()))
+    together = guess.groups[0] if guess.groups and step == 1 else None
     try:
-        load_data(RunConfig.read(out).data)
+        RunConfig.read(out)
+        with warnings.catch_warnings():
+            if step > 1:  # they would be about these rows
+                warnings.simplefilter("ignore", DataWarning)
+            Federation.from_table(
+                columns if step == 1 else columns.take(rows), guess.client, guess.target,
+                features=guess.features, task=guess.task, categorical=guess.categorical,
+                numeric=guess.numeric, test=0.25, keep_together=together,
+            )  # fmt: skip
     except ValueError as error:
         raise ValueError(
             f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "

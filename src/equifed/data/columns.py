@@ -21,6 +21,7 @@ from equifed.data.split import DataError, Rows, refuse, refuse_any, refuse_twice
 BOOLS = (bool, np.bool_)
 CELLS = (str, Real, Decimal, np.bool_, datetime.date, np.datetime64)  # what a cell may be
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+LONGEST = max(map(len, MISSING))
 GAP_WORDS = frozenset({
     *("unknown", "unk", "missing", "not known", "not measured", "not available", "not done", "nd"),
     *("not recorded", "not reported", "no data", "n.a.", "n.d.", "-", "--", ".", "x"),
@@ -28,6 +29,8 @@ GAP_WORDS = frozenset({
 """Words that mean a gap among numbers; in a column of text each of them is a category."""
 FEW_WORDS = 0.05  # of the cells with a value, that gap words may be in a column of numbers
 MOST_CODES = 20  # different values of numbers and text together that can be categories
+EXACT = 2.0**53  # whole numbers below are told apart as float64
+SHOWN = 100  # first cells, from which examples are taken
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 WHOLE = re.compile(r"([+-]?\d+)\.0+")
@@ -60,6 +63,10 @@ def read_columns(table: Any | str | Path) -> Columns:
     if isinstance(table, Columns):
         return table
     where = f"The table {table}" if isinstance(table, str | Path) else "The table"
+    if isinstance(table, str | Path):
+        from equifed.data.files import read_file  # nothing else needs a reader of files
+
+        table = read_file(Path(table))
     raw = _list_columns(table)
     names = [str(name) for name, _ in raw]
     refuse_twice(names, f"{where} has the column {{!r}} twice; rename or drop one of them.")
@@ -70,6 +77,8 @@ def read_columns(table: Any | str | Path) -> Columns:
         (len(set(lengths.values())) > 1,
          f"{where} needs columns of the same length, got {lengths}."),
     )  # fmt: skip
+    if isinstance(table, Columns):
+        return table
     return Columns(zip(names, (clean_column(values) for _, values in raw), strict=True))
 
 
@@ -94,10 +103,6 @@ def find_categories(table: Any) -> list[str]:
 
 def _list_columns(table: Any) -> list[tuple[Any, list[Any]]]:
     """Return names and values of the columns, also of those whose names are the same."""
-    if isinstance(table, str | Path):
-        from equifed.data.files import read_file  # nothing else needs a reader of files
-
-        table = read_file(Path(table))
     try:
         if isinstance(table, Mapping) or hasattr(table, "iloc"):
             pairs = list(table.items())
@@ -129,7 +134,10 @@ def clean_column(values: Sequence[Any]) -> list[Any]:
     if kinds <= {int, bool, float}:
         return [None if v != v else v for v in values]
     if kinds == {str}:
-        return [None if v is None or (t := v.strip()).lower() in MISSING else t for v in values]
+        return [
+            None if v is None or (len(t := v.strip()) <= LONGEST and t.lower() in MISSING) else t
+            for v in values
+        ]
     return [_clean(v) for v in values]
 
 
@@ -163,7 +171,7 @@ def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
 
 def to_amounts(values: Sequence[Any]) -> NDArray[np.float64] | None:
     """Return the values as numbers, as :func:`to_numbers` does; a boolean is none."""
-    return None if any(isinstance(v, BOOLS) for v in values) else to_numbers(values)
+    return None if {*BOOLS} & set(map(type, values)) else to_numbers(values)
 
 
 def are_whole(numbers: NDArray[np.float64]) -> bool:
@@ -232,10 +240,20 @@ def name_category(value: Any) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)
     text = str(value).strip()
-    whole = WHOLE.fullmatch(text)
-    if whole:
+    if ".0" in text and (whole := WHOLE.fullmatch(text)):
         return whole[1]
     return text.capitalize() if text.lower() in ("true", "false") else text
+
+
+def count_names(values: Sequence[Any]) -> tuple[list[Any], Counter[str]]:
+    """Return the different values, none of them missing, and how often each category is there."""
+    kinds = set(map(type, values))
+    if len(kinds) > 1 or not kinds <= {str, int, float}:  # 1 and True are one key
+        return list(values), Counter(map(name_category, values))
+    cells, counts = Counter(values), Counter[str]()
+    for value, count in cells.items():
+        counts[name_category(value)] += count
+    return list(cells), counts
 
 
 def name_categories(values: Sequence[Any]) -> list[str | None]:
@@ -269,7 +287,7 @@ def blank(values: Sequence[Any], gaps: Gaps) -> list[Any]:
 
 def count_mixture(values: Sequence[Any]) -> dict[str, int]:
     """Return how many cells are ``numbers``, gap ``words`` and other ``texts``, and if ``many``."""
-    counts = Counter(name_category(v) for v in values if v is not None)
+    counts = count_names([v for v in values if v is not None])[1]
     kinds = {"numbers": 0, "words": 0, "texts": 0, "many": int(len(counts) > MOST_CODES)}
     for text, count in counts.items():
         word = "words" if text.lower() in GAP_WORDS else "texts"
@@ -304,23 +322,28 @@ class Look:
 def look_at(values: Sequence[Any]) -> Look:
     """Return what a column of cleaned cells holds."""
     present = [v for v in values if v is not None]
-    counts = Counter(map(name_category, present))
-    most = max(counts.values(), default=0)
-    told = (len(present), len(values) - len(present), len(counts), most, tuple(counts)[:3])
+    rows = (len(present), len(values) - len(present))
     if not present:
-        return Look("empty", *told)
+        return Look("empty", *rows, 0, 0, ())
     numbers = to_amounts(present)
+    if numbers is not None and np.abs(numbers).max() < EXACT:
+        _, counts = np.unique(numbers, return_counts=True)
+        shown = dict.fromkeys(map(name_category, present[:SHOWN]))
+        told = (*rows, len(counts), int(counts.max()), tuple(shown)[:3])
+        return Look("whole" if are_whole(numbers) else "numbers", *told, float(np.ptp(numbers)))
+    different, named = count_names(present)
+    told = (*rows, len(named), max(named.values()), tuple(named)[:3])
     if numbers is not None:
         finite = numbers[np.isfinite(numbers)]
         span = float(np.ptp(finite)) if len(finite) else 0.0
         return Look("whole" if are_whole(numbers) else "numbers", *told, span)
-    if all(is_date(v) for v in present):
+    if all(is_date(v) for v in different):
         return Look("dates", *told)
-    if not all(issubclass(kind, CELLS) for kind in set(map(type, present))):
+    if not all(issubclass(kind, CELLS) for kind in set(map(type, different))):
         return Look("other", *told)
-    readable = [to_numbers([text]) is not None for text in counts]
+    readable = [to_numbers([text]) is not None for text in named]
     if any(readable):
-        pair = (list(counts)[readable.index(kind)] for kind in (True, False))
+        pair = (list(named)[readable.index(kind)] for kind in (True, False))
         return Look("mixed", *told[:4], tuple(pair))
     return Look("texts", *told)
 

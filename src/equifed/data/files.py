@@ -6,13 +6,16 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import zlib
 from pathlib import Path
 from typing import Any
 
+from equifed.data.columns import Columns, clean_column
 from equifed.data.split import DataError, refuse, refuse_twice
 
 SEPARATORS = (",", ";", "\t", "|")
+PART = 1000  # lines that are taken apart at once, while they are near
 MOST_BYTES = 2 << 30
 """Largest table that is read, decompressed; as cells in memory it takes several times that."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -39,32 +42,41 @@ def read_file(path: Path) -> Any:
         raise DataError(f"Cannot read {path} as Parquet: {str(error)[:200]}.") from None
 
 
-def read_csv(path: Path) -> dict[str, list[str]]:
-    """Read a CSV file whose first line names the columns."""
+def read_csv(path: Path) -> Columns:
+    """Read a CSV file whose first line names the columns, a part at a time."""
     separator, text = _find_separator(_read_text(path))
     file = io.StringIO(text, newline="")
     reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t")
+    lines = ((reader.line_num, line) for line in reader if any(map(str.strip, line)))
     try:
-        lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
+        titles = [cell.strip() for cell in next(lines, (0, []))[1]]
+        _check_titles(path, titles)
+        columns = Columns({title: [] for title in titles})
+        while part := list(itertools.islice(lines, PART)):
+            refuse(
+                ((number, len(line)) for number, line in part if len(line) != len(titles)),
+                lambda odd: (
+                    f"{path}: line {odd[0]} has {odd[1]} cells, expected {len(titles)} separated "
+                    f"by {separator!r}; put cells that contain it into quotes."
+                ),
+            )
+            cells = zip(*(line for _, line in part), strict=True)
+            for column, values in zip(columns.values(), cells, strict=True):
+                column += clean_column(values)
     except csv.Error as error:
         raise DataError(f"Cannot read {path}: {error} in line {reader.line_num}.") from None
-    if not lines:
+    return columns
+
+
+def _check_titles(path: Path, titles: list[str]) -> None:
+    if not titles:
         raise DataError(f"{path} is empty; expected a header line and rows.")
-    titles = [cell.strip() for cell in lines[0][1]]
-    refuse(
-        ((number, len(line)) for number, line in lines if len(line) != len(titles)),
-        lambda odd: (
-            f"{path}: line {odd[0]} has {odd[1]} cells, expected {len(titles)} separated by "
-            f"{separator!r}; put cells that contain it into quotes."
-        ),
-    )
     if "" in titles:
         raise DataError(
             f"{path}: column {titles.index('') + 1} of {len(titles)} has no name; name it in the "
             "header line, or remove it (pandas writes its index there unless index=False)."
         )
     refuse_twice(titles, f"{path}: column names must differ, got {{!r}} twice; rename one.")
-    return {title: [line[k] for _, line in lines[1:]] for k, title in enumerate(titles)}
 
 
 def _read_text(path: Path) -> str:

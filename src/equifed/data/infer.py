@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equifed.data.columns import (
     Columns,
@@ -47,6 +48,7 @@ MOST_CLIENTS, MOST_NUMBERS = 2000, 10
 MOST_GROUPS = 20  # values of a column by which metrics can reasonably be reported
 PAIRS = 5
 """How many more equal pairs must be expected than there are before that tells an identifier."""
+SHOWN = 1000  # rows that show of nearly every column that it does not tell the class
 FEW = 10  # fewer rows tell nothing about a column; texts with fewer may be too few for a category
 NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})")
 """A number with a sign, thousands or a unit around it."""
@@ -92,12 +94,17 @@ def _find_named(names: Sequence[str], words: Sequence[str]) -> list[str]:
 
 def guess_columns(
     columns: Columns, client: str, target: str, coded: Sequence[str] = (),
-    numeric: Sequence[str] = (),
+    numeric: Sequence[str] = (), looks: Mapping[str, Look] | None = None,
 ) -> Guess:  # fmt: skip
     """Return what the other columns are; ``coded`` are categories, ``numeric`` are numbers."""
     refuse_absent((client, target, *coded, *numeric), columns)
-    columns = Columns({**columns, **{name: blank(columns[name], "texts") for name in numeric}})
-    looks = {name: look_at(values) for name, values in columns.items()}
+    blanked = {name: blank(columns[name], "texts") for name in numeric}
+    columns = Columns({**columns, **blanked})
+    known = {} if looks is None else looks
+    looks = {
+        name: known[name] if name in known and name not in blanked else look_at(values)
+        for name, values in columns.items()
+    }
     if looks[target].different < 2:
         raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
     if _all_different(columns[client]):
@@ -166,7 +173,8 @@ def _find_remarks(
         if looks[name].gaps:
             yield f"{looks[name].gaps} rows have no {name} and are left out"
     for name in names:
-        yield from find_spellings(name, columns[name])
+        if looks[name].kind not in ("numbers", "whole"):
+            yield from find_spellings(name, columns[name])
 
 
 def guess_task(target: str, values: list[Any]) -> Task:
@@ -296,29 +304,44 @@ def find_spellings(name: str, values: Sequence[Any]) -> list[str]:
 def find_leaks(columns: Mapping[str, list[Any]], used: Sequence[str], target: str) -> list[str]:
     """Name features that alone tell the class of every row, as a code of the outcome does."""
     classes = name_categories(columns[target])
+    number = {name: k for k, name in enumerate(dict.fromkeys(classes))}
+    codes = np.array([number[name] for name in classes])
+    codes[[name is None for name in classes]] = -1
     return [
         f"{name}: tells {target} of every row by itself; if it is known only afterwards, leave it "
         "out"
         for name in used
-        if _tells(columns[name], classes)
+        if _tells(columns[name], codes)
     ]
 
 
-def _tells(values: Sequence[Any], classes: Sequence[str | None]) -> bool:
-    rows = [(v, c) for v, c in zip(values, classes, strict=True) if None not in (v, c)]
-    kinds, codes = np.unique([str(c) for _, c in rows], return_inverse=True)
-    if len(rows) < FEW or len(kinds) < 2:
-        return False
-    numbers = to_numbers([v for v, _ in rows])
-    if numbers is not None:  # in the order of the numbers, every class has one stretch
+def _tells(values: Sequence[Any], codes: NDArray[np.int64]) -> bool:
+    """Tell whether values determine the class of their rows; -1 is no class."""
+    some = codes[:SHOWN]
+    if (some >= 0).any() and not _separates(values[:SHOWN], some):
+        return False  # nor do all rows
+    known = (codes >= 0) & np.array([v is not None for v in values])
+    several = len(np.unique(codes[known])) > 1 and np.count_nonzero(known) >= FEW
+    return bool(several) and _separates(values, codes, few=True)
+
+
+def _separates(values: Sequence[Any], codes: NDArray[np.int64], *, few: bool = False) -> bool:
+    """Tell whether no value has two classes, and numbers have every class in one stretch."""
+    rows = zip(values, codes.tolist(), strict=True)
+    pairs = [(v, c) for v, c in rows if v is not None and c >= 0]
+    cells, known = [v for v, _ in pairs], np.array([c for _, c in pairs])
+    numbers = to_numbers(cells)
+    if numbers is not None:
         order = np.argsort(numbers, kind="stable")
-        ends = np.flatnonzero(np.diff(codes[order]))
+        ends = np.flatnonzero(np.diff(known[order]))
         apart = numbers[order[ends]] < numbers[order[ends + 1]]
-        return len(ends) == len(kinds) - 1 and bool(apart.all())
-    texts = name_categories([v for v, _ in rows])
-    told = set(zip(texts, codes.tolist(), strict=True))
-    few = len(set(texts)) <= len(rows) // 4  # many texts tell their rows, not the class
-    return few and len(told) == len(set(texts))
+        return len(ends) == max(len(np.unique(known)), 1) - 1 and bool(apart.all())
+    texts = name_categories(cells)
+    different = len(set(texts))
+    # many texts tell their rows, not the class
+    return len({*zip(texts, known.tolist(), strict=True)}) == different and (
+        not few or different <= len(pairs) // 4
+    )
 
 
 def refuse_single_rows(name: str, values: Sequence[Any]) -> None:

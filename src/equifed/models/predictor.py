@@ -118,9 +118,11 @@ class Predictor:
         if self.classes is None:
             values = self.in_units(self._outputs(rows, client))
             return values.reshape(len(values), *self.outputs_shape)
-        return np.asarray(
-            np.asarray(self.classes)[most_likely(self.decision_function(rows, client))]
-        )
+        return self.name_likeliest(self.decision_function(rows, client))
+
+    def name_likeliest(self, scores: Array) -> Array:
+        """Return the class with the highest score in every row of :meth:`decision_function`."""
+        return np.asarray(np.asarray(self.classes)[most_likely(scores)])
 
     def in_units(self, outputs: Array) -> Array:
         """Return a regression's outputs, or encoded targets, in the unit of the target column."""
@@ -134,7 +136,11 @@ class Predictor:
                 "The loss that the model was trained with gives scores, not probabilities; train "
                 "with cross_entropy or logistic, or use decision_function."
             )
-        scores = torch.as_tensor(self.decision_function(rows, client))
+        return self.to_chances(self.decision_function(rows, client))
+
+    def to_chances(self, given: Array) -> Array:
+        """Return the probabilities that belong to scores of :meth:`decision_function`."""
+        scores = torch.as_tensor(given)
         if scores.dim() == 1:
             return torch.stack([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1).numpy()
         return torch.softmax(scores, dim=1).numpy()
