@@ -151,12 +151,8 @@ def _align_inputs(arrays: dict[str, Array], tokens: bool, dtype: Any) -> dict[st
                 f"{where}: features must be {kind}, got {seen}, e.g. {x.ravel()[0]!r}; convert "
                 "them."
             )
-    chosen = np.dtype(np.int64) if tokens else np.dtype(dtype or _common_float(arrays))
-    return _align_shapes(arrays, "features", chosen)
-
-
-def _common_float(arrays: dict[str, Array]) -> np.dtype[Any]:
-    """Return the precision that all clients' features have; whole numbers fit into any."""
+    if tokens or dtype:
+        return _align_shapes(arrays, "features", np.dtype(np.int64 if tokens else dtype))
     floats = {x.dtype: where for where, x in arrays.items() if x.dtype.kind == "f" and len(x)}
     if len(floats) > 1:
         (one, here), (two, there), *_ = floats.items()
@@ -164,9 +160,10 @@ def _common_float(arrays: dict[str, Array]) -> np.dtype[Any]:
             f"{here} is {one}, {there} is {two}; give dtype='float32' or dtype='float64' to "
             "convert all."
         )
-    held = next(iter(floats), np.dtype(np.float32))
-    # A model computes in single or double precision: half becomes single, extended double.
-    return held if held in FLOATS else np.dtype(np.float32 if held.itemsize < 4 else np.float64)
+    held = next(iter(floats), np.dtype(np.float32))  # whole numbers fit into any precision
+    if held not in FLOATS:  # a model computes in single or double precision
+        held = np.dtype(np.float32 if held.itemsize < 4 else np.float64)
+    return _align_shapes(arrays, "features", held)
 
 
 def _align_shapes(arrays: dict[str, Array], what: str, dtype: np.dtype[Any]) -> dict[str, Array]:
@@ -180,18 +177,15 @@ def _align_shapes(arrays: dict[str, Array], what: str, dtype: np.dtype[Any]) -> 
             f"{shape}; all clients need the same {what}."
         ),
     )
-    return {where: _cast(where, a, dtype).reshape(len(a), *shape) for where, a in arrays.items()}
-
-
-def _cast(where: str, values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values in that precision, or say which of them does not fit."""
-    with np.errstate(over="ignore"):
-        cast = values.astype(dtype)
-    more = ", or give dtype='float64'" if dtype == np.float32 else ""
-    refuse(
-        values[np.isinf(cast) & np.isfinite(values)],
-        lambda lost: f"{where} holds {lost}, which {dtype} cannot hold; rescale it{more}.",
-    )
+    more, cast = ", or give dtype='float64'" if dtype == np.float32 else "", dict[str, Array]()
+    for where, values in arrays.items():
+        with np.errstate(over="ignore"):
+            cast[where] = values.astype(dtype).reshape(len(values), *shape)
+        lost = values[np.isinf(cast[where].reshape(values.shape)) & np.isfinite(values)]
+        if len(lost):
+            raise DataError(
+                f"{where} holds {lost[0]}, which {dtype} cannot hold; rescale it{more}."
+            )
     return cast
 
 

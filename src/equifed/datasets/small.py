@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -119,9 +118,14 @@ def heart_disease(
         },
     ).split(validation=validation, test=test, seed=seed)
     if missing == "impute":
-        width = len(HEART_GAPS)
-        gaps = {k: s.inputs[:, -width:] > 0 for k, s in federation.splits().items()}
-        federation = _fill_missing(federation, gaps, [HEART_NUMBERS.index(c) for c in HEART_GAPS])
+        filled = {label: split.inputs.copy() for label, split in federation.splits().items()}
+        for k, name in enumerate(HEART_GAPS):  # the last columns say where there are gaps
+            column, width = HEART_NUMBERS.index(name), len(HEART_GAPS)
+            gaps = {label: inputs[:, k - width] > 0 for label, inputs in filled.items()}
+            median = float(np.median(filled["train"][~gaps["train"], column]))
+            for label, inputs in filled.items():
+                inputs[gaps[label], column] = median
+        federation = federation.with_inputs(filled)
     federation = standardise(federation, [HEART_NUMBERS.index(c) for c in HEART_CONTINUOUS])
     splits = federation.splits().items()
     return federation.with_inputs({k: s.inputs.astype(np.float32) for k, s in splits})
@@ -146,18 +150,6 @@ def _read_hospital(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64],
     if keep_all:
         blocks += [np.isnan(numbers[name])[:, None].astype(np.float64) for name in HEART_GAPS]
     return np.hstack(blocks), (numbers["num"][rows] > 0).astype(np.int64)
-
-
-def _fill_missing(
-    federation: Federation, gaps: dict[str, NDArray[np.bool_]], columns: Sequence[int]
-) -> Federation:
-    """Put the median of the present training values where ``gaps`` says that there is none."""
-    filled = {label: split.inputs.copy() for label, split in federation.splits().items()}
-    for k, column in enumerate(columns):
-        median = float(np.median(federation.train.inputs[~gaps["train"][:, k], column]))
-        for label, inputs in filled.items():
-            inputs[gaps[label][:, k], column] = median
-    return federation.with_inputs(filled)
 
 
 def penguins(

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
@@ -23,7 +23,6 @@ from equifed.engines.own import JOINT
 from equifed.models.curvature import LinearHessian, check_sum_weights, refuse_bounds
 from equifed.models.flat import FlatModel
 from equifed.models.own_part import OwnPart
-from equifed.models.predictor import link_of
 
 MOST_BYTES = 1 << 30
 """Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
@@ -189,20 +188,6 @@ def products_of_rows(rows: Tensor, multiply: Callable[[Tensor], Tensor]) -> Loss
     """Return <v_i, P^-1 v_j> for the rows of a matrix, symmetric to the last bit."""
     products = multiply(rows)
     return to_numpy((products + products.T) / 2)
-
-
-def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> dict[str, Any]:
-    """Return model, loss and data as a run's record has them, and what samples are like."""
-    loss: Any = model.loss
-    return {
-        "model": " ".join(str(module).split()),
-        "loss": str(getattr(loss, "__name__", type(loss).__name__)),
-        "l2": model.l2,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        **({"own": [*model.own_shapes]} if model.own_size else {}),
-        "samples": describe_samples(data) | {"link": link_of(model.loss)},
-        "data": describe_data(data),
-    }
 
 
 def describe_samples(data: Federation) -> dict[str, Any]:

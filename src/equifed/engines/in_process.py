@@ -20,8 +20,7 @@ from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetri
 from equifed.contract.local import LocalSGD, LocalWork, OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.data.split import Split
-from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients, describe_origin
+from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients, describe_data, describe_samples
 from equifed.engines.evaluate import FederationEvaluator, measure_scales
 from equifed.engines.ordered_sums import (
     DenseVectors,
@@ -55,7 +54,7 @@ from equifed.models.losses import (
     outputs_for,
     resolve_loss,
 )
-from equifed.models.predictor import Predictor, describe_predictor
+from equifed.models.predictor import Predictor, describe_predictor, link_of
 
 
 class InProcessClients(TorchClients):
@@ -84,7 +83,13 @@ class InProcessClients(TorchClients):
         check_module(module)
         self._template, self._federation = copy_module(module), data
         self._origin: list[dict[str, Any]] = []  # subsets share it once it is known
-        self._hold(data.train, dtype, device)
+        self._inputs = as_data(data.train.inputs, dtype, device)
+        if self._inputs.data_ptr() % ALIGNED and has_one_order(dtype, device):
+            self._inputs = self._inputs.clone()
+        self._targets = as_data(data.train.targets, dtype, device)
+        self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
+        self._refuse_infinite("inputs", self._inputs)
+        self._refuse_infinite("targets", self._targets)
         self._groups = group_clients(self._sizes)  # whose Hessians are summed together
         self.workspace = Workspace(MOST_BYTES)
         self.own = settle_own(module, loss, self._inputs.dim() - 1, own, own_steps, own_l2, l2)
@@ -102,15 +107,6 @@ class InProcessClients(TorchClients):
         start = self.model.flatten_all(module)[self.model.size :]
         self.own_rows = OwnRows(start.repeat(len(self.names), 1))
         self.offsets = choose_offsets(self.own, loss)
-
-    def _hold(self, train: Split, dtype: torch.dtype, device: torch.device) -> None:
-        self._inputs = as_data(train.inputs, dtype, device)
-        if self._inputs.data_ptr() % ALIGNED and has_one_order(dtype, device):
-            self._inputs = self._inputs.clone()
-        self._targets = as_data(train.targets, dtype, device)
-        self._offsets = np.asarray(train.offsets, dtype=np.int64)
-        self._refuse_infinite("inputs", self._inputs)
-        self._refuse_infinite("targets", self._targets)
 
     def _refuse_infinite(self, what: str, values: Tensor) -> None:
         """Refuse data that are finite, but not in the model's precision."""
@@ -364,7 +360,16 @@ class InProcessClients(TorchClients):
     @override
     def origin(self) -> dict[str, Any]:
         if not self._origin:
-            told = describe_origin(self._federation, self._template, self.model)
+            loss: Any = self.model.loss
+            told: dict[str, Any] = {
+                "model": " ".join(str(self._template).split()),
+                "loss": str(getattr(loss, "__name__", type(loss).__name__)),
+                "l2": self.model.l2,
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                **({"own": [*self.model.own_shapes]} if self.model.own_size else {}),
+                "samples": describe_samples(self._federation) | {"link": link_of(loss)},
+                "data": describe_data(self._federation),
+            }
             if self.model_name is not None:  # enough to build the module again
                 start = self.model.flatten_all(self.model.module)
                 outputs = self.model.outputs(start, self._inputs[:1].to(self.model.device))

@@ -139,20 +139,17 @@ class LoopClients(InProcessClients):
         correction: Tensor | None, slope: float | None, room: Tensor | None,
     ) -> dict[str, Tensor]:  # fmt: skip
         """One client's local steps; alternating: as many plain ones on its own parameters first."""
-        d = self.model.size
+        d, moving, steer = self.model.size, None, self._steer(k, stream, work.batch_size)
         if not self.remembers_own() or self.own is None:
-            steer = self._steer(k, stream, work.batch_size)
             return walk_client(x, work, steps, steer, correction, slope, size=d, room=room)
         start = u = self._with_own(x, k)
         own = torch.arange(len(u), device=u.device) >= d
-        moving = None
         if self.own.steps == "alternating":
             plain, alone = plain_work(work), self._steer(k, stream.at("own"), work.batch_size)
             first = walk_client(u, plain, steps, alone, moving=own.to(u.dtype), size=d)
             u, moving = u - first["displacement"], (~own).to(u.dtype)
         if correction is not None:  # of the shared ones
             correction = torch.cat([correction, correction.new_zeros(self.model.own_size)])
-        steer = self._steer(k, stream, work.batch_size)
         found = walk_client(u, work, steps, steer, correction, slope, moving=moving, size=d)
         moved = found["displacement"]
         return {**found, "displacement": torch.where(own, start - (u - moved), moved)}

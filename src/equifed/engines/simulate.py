@@ -144,29 +144,24 @@ def simulate(
     given |= {"own_l2": own_l2, "own_steps": own_steps}
     tuning: dict[str, Any] = {"memory": memory, "chunk": chunk, "fast": fast}
     tuning |= {"compiled": compiled, "precision": precision}
-    clients = _build(engine, data, module, loss, given, tuning)
+    stacked: StackedClients | None = None
+    if engine != "loop":
+        try:
+            stacked = StackedClients(data, module, loss, **given, **tuning)
+        except NotBatched as error:
+            if engine == "stacked":
+                raise
+            warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=2)
+    tuned = engine == "stacked" or compiled or precision != "full" or chunk is not None
+    if stacked is None:
+        clients: Simulated = LoopClients(data, module, loss, **given)
+    elif tuned or not stacked.worth_measuring():
+        clients = stacked
+    else:
+        loop = LoopClients(data, module, loss, **given)
+        clients = choose_faster(stacked, loop, stacked.flatten(module))
     clients.model_name = model if isinstance(model, str) else None  # to build it again
     return clients
-
-
-def _build(
-    engine: str, data: Federation, module: nn.Module, loss: SampleLoss, given: dict[str, Any],
-    tuning: dict[str, Any],
-) -> Simulated:  # fmt: skip
-    """Return the engine that is asked for, or the faster one."""
-    if engine == "loop":
-        return LoopClients(data, module, loss, **given)
-    try:
-        stacked = StackedClients(data, module, loss, **given, **tuning)
-    except NotBatched as error:
-        if engine == "stacked":
-            raise
-        warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=3)
-        return LoopClients(data, module, loss, **given)
-    tuned = tuning["compiled"] or tuning["precision"] != "full" or tuning["chunk"] is not None
-    if engine == "stacked" or tuned or not stacked.worth_measuring():
-        return stacked
-    return choose_faster(stacked, LoopClients(data, module, loss, **given), stacked.flatten(module))
 
 
 def choose_faster(stacked: StackedClients, loop: LoopClients, x: Tensor) -> Simulated:

@@ -98,7 +98,13 @@ def load_exported(folder: str | Path) -> Predictor:
             f"{path} holds no program ({PROGRAM}); export the run again with --torch, or give the "
             "run's own folder."
         )
-    prepared = _read_preparation(path, told["preparation_sha256"])
+    file, prepared = path / PREPARATION, None
+    if told["preparation_sha256"] is not None:
+        if not file.exists():
+            raise ValueError(f"{path} lacks {PREPARATION}, without which rows cannot be prepared.")
+        prepared = Preparation.from_json(json.loads(file.read_text(encoding="utf-8")))
+        if prepared.digest() != told["preparation_sha256"]:
+            raise ValueError(f"{file} is not the preparation that the model was exported with.")
     if prepared is not None and prepared.target.is_scaled:  # the program answers in the unit itself
         prepared = replace(prepared, target=Target(prepared.target.name))
     return Predictor(
@@ -112,18 +118,6 @@ def load_exported(folder: str | Path) -> Predictor:
         outputs_shape=tuple(told["target_shape"]),
         only=told.get("only"),
     )
-
-
-def _read_preparation(path: Path, digest: str | None) -> Preparation | None:
-    if digest is None:
-        return None
-    file = path / PREPARATION
-    if not file.exists():
-        raise ValueError(f"{path} lacks {PREPARATION}, without which rows cannot be prepared.")
-    found = Preparation.from_json(json.loads(file.read_text(encoding="utf-8")))
-    if found.digest() != digest:
-        raise ValueError(f"{file} is not the preparation that the model was exported with.")
-    return found
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
