@@ -35,7 +35,7 @@ CASES: dict[str, Any] = {
     "fedavg": FedAvg(LocalSGD(lr=0.1, epochs=2, batch_size=7)),
     "fedavg/partial": FedAvg(LOCAL, participation=0.5),
     "scaffold": Scaffold(LOCAL),
-    "scaffold/partial": Scaffold(LOCAL, participation=0.5),
+    "scaffold/partial": Scaffold(LOCAL, participation=0.75),
     "scaffold/fresh": Scaffold(LOCAL, variates="fresh"),
     "scaffold/part": Scaffold(PART, variates="fresh"),
     "drfa": DRFA(LOCAL, 0.1, ChiSquare(0.5), output="average"),

@@ -183,7 +183,7 @@ def test_data_of_an_embedded_set_go_by_partition() -> None:
         ({"clients": 0}, "at least 1"),
         ({"clients": 2, "privacy": "total"}, "privacy must be"),
         ({"clients": 2, "privacy": "sums"}, "'sums'.*is gone: use 'secure'"),
-        ({"clients": 1, "privacy": "secure"}, "at least two clients"),
+        ({"clients": 2, "privacy": "secure"}, "at least three clients"),
         ({"clients": 2, "resume": True}, "resume needs 'out'"),
     ],
 )
@@ -224,6 +224,7 @@ def test_without_flower_the_command_says_what_to_install(monkeypatch: pytest.Mon
 
 KEPT = {"run": "1", "clients": [{"name": n} for n in "abc"], "deadlines": {}, "privacy": "none"}
 KEPT |= {"rounds": 3, "config": {"algorithm": {}}, "model": "", "schema": {"input_shape": []}}
+KEPT["plan"] = {"text": "", "signature": ""}
 """What a run folder tells of a federation, as far as it is read here."""
 
 
@@ -374,9 +375,9 @@ def test_a_run_goes_on_with_the_settings_it_started_with(
     [
         ({}, {"resume": "privacy", "privacy": "none"}, "has privacy = 'secure' to its end"),
         (
-            {"clients": ["Adelie", "Gentoo"]},
+            {"clients": ["Adelie", "Gentoo", "Emperor"]},
             {},
-            r"other clients: missing none, new \['Chinstrap'\]",
+            r"other clients: missing \['Emperor'\], new \['Chinstrap'\]",
         ),
         ({"schema": {"input_shape": [9]}}, {}, r"input_shape is \[9\]; the clients have"),
         ({"schema": {"digest": "abc"}}, {}, "digest is abc"),
@@ -398,7 +399,8 @@ def test_a_run_does_not_go_on_as_another_one(
     (out / "summary.json").unlink()
     told = json.loads((out / "flower.json").read_text())
     if "clients" in change:
-        change = {"clients": [c for c in told["clients"] if c["name"] in change["clients"]]}
+        pairs = zip(told["clients"], change["clients"], strict=True)
+        change = {"clients": [{**client, "name": name} for client, name in pairs]}
     for key, value in change.items():
         told[key] = {**told[key], **value} if isinstance(value, dict) else value
     (out / "flower.json").write_text(json.dumps(told))

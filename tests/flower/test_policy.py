@@ -20,6 +20,7 @@ from equifed.contract.streams import Stream
 from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.handshake import StartError
+from equifed.flower.rehearsal import make_plan
 from equifed.flower.site import Policy, Refused, SiteError
 from equifed.flower.statistics import show_statistics
 from equifed.flower.wire import VERBS, Reply, Request
@@ -212,10 +213,13 @@ def test_late_nodes_are_told_and_written_down(
     assert "left out of Lake" in capsys.readouterr().out
 
 
-def show(grid: MemoryGrid, **settings: Any) -> tuple[dict[str, Any], str]:
+def show(
+    grid: MemoryGrid, table: dict[str, Any] = TABLE, **settings: Any
+) -> tuple[dict[str, Any], str]:
     lines: list[str] = []
     given = FederationSettings(4, deadlines=QUICK, do="statistics", **settings)
-    return show_statistics(grid, given, lines.append), "\n".join(lines)
+    plan = make_plan(AppConfig.from_dict(table), given)
+    return show_statistics(grid, given, lines.append, plan), "\n".join(lines)
 
 
 def test_statistics_of_the_sites_side_by_side(tmp_path: Path) -> None:
@@ -243,7 +247,7 @@ def test_statistics_of_the_sites_side_by_side(tmp_path: Path) -> None:
 
 def test_statistics_are_the_means_of_training_rows(tmp_path: Path) -> None:
     table = {**TABLE, "data": {**TABLE["data"], "holdout": {}}}
-    found, _ = show(make_grid(tmp_path / "sites", table))
+    found, _ = show(make_grid(tmp_path / "sites", table), table)
     for who, told in found["sites"].items():
         rows = pd.read_csv(tmp_path / "sites" / f"{who}.csv")
         for column in ("age", "creatinine", "platelets"):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -41,7 +40,6 @@ from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.secure import sums as sums_module
 from equifed.flower.secure.ledger import Ledger, PrivacyError, Sum
-from equifed.flower.secure.masking import read_peers
 from equifed.flower.secure.masks import (
     RangeError,
     expand_mask,
@@ -65,6 +63,7 @@ from equifed.flower.secure.sums import SecureSums
 from equifed.flower.wire import Reply
 from equifed.training.loop import train
 from equifed.training.play_round import Witness
+from equifed.training.signing import KeyProblem, read_key_file
 
 pytestmark = pytest.mark.long
 
@@ -450,18 +449,26 @@ def test_clients_refuse_a_second_epoch_with_other_members_at_one_model(grid: Mem
     same.value_and_gradient(x, STREAM)[1].weighted_sum(WEIGHTS)
 
 
-def test_a_client_knows_whose_weights_are_in_a_sum(grid: MemoryGrid) -> None:
-    """A server that tells a client of others in the sum while giving them no weight."""
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        (
+            {"0": 1.0, "1": 2.0**-60, "2": 2.0**-60, "3": 0.0, "4": 0.0},
+            "client 0 has 1 of the",
+        ),
+        ({"0": 0.5, "1": 0.5, "2": 0.0, "3": 0.0, "4": 0.0}, "a sum of 2 members is asked for"),
+        ({"0": 1.0}, "not those of all its parties"),
+    ],
+)
+def test_a_client_knows_whose_weights_are_in_a_sum(
+    lie: dict[str, float], message: str, grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clients = flower_clients(grid, task(), hidden=SecureSums())
     x = clients.initial(Stream(0))
     _, gradients = clients.value_and_gradient(x, STREAM)
-    plain = sums_module._list_members
-    sums_module._list_members = lambda requests, weights: list(requests)
-    try:
-        with pytest.raises(MissingClients, match="weight is not what the others are told"):
-            gradients.weighted_sum(np.array([0.9, 0.5, 0.0, 0.0, 0.0]))
-    finally:
-        sums_module._list_members = plain
+    monkeypatch.setattr(sums_module, "to_keys", lambda weights: lie)
+    with pytest.raises(MissingClients, match=message):
+        gradients.weighted_sum(np.full(5, 0.2))
 
 
 def test_what_clients_remember_is_not_summed_alone(grid: MemoryGrid) -> None:
@@ -636,5 +643,5 @@ def test_a_file_of_keys_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "peers"
     for text in ("ssh-ed25519 AAAA", "ecdsa-sha2-nistp256 AAAA north", "x"):
         path.write_text(text)
-        with pytest.raises((ValueError, UnsupportedAlgorithm)):
-            read_peers(path)
+        with pytest.raises(KeyProblem, match=f"{path}, line 1: .* is no public key with a name"):
+            read_key_file(path)

@@ -269,7 +269,7 @@ def test_a_site_with_other_settings_of_the_app_is_named(tmp_path: Path) -> None:
     grid, strange = make_grid(tmp_path / "a"), make_grid(tmp_path / "b", other)
     last = max(grid.apps)
     grid.apps[last] = strange.apps[last]
-    with pytest.raises(StartError, match=r"West runs the app with other settings: data\.prepare"):
+    with pytest.raises(StartError, match=r"West: refused: .*data\.prepare\.min_count is 5 there"):
         run(grid)
 
 
@@ -447,12 +447,12 @@ def split_of(
 
 def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "sites")
-    run(grid)
+    run(grid, deliver=True)
     identity = Request.from_records(grid.sent[0].content).run
     x = next(
         Request.from_records(m.content).arrays["x"]
         for m in grid.sent
-        if m.metadata.message_type == VERBS["local"].message
+        if m.metadata.message_type == VERBS["deliver"].message
     )
     for args, message in (
         ({"sha256": digest(x + 1), "files": {}}, "changed on its way"),
@@ -481,4 +481,4 @@ def test_old_memories_are_found_and_others_left_alone(tmp_path: Path) -> None:
     assert told.exit_code == 0 and "would delete" in told.output and old.folder.exists()
     told = CliRunner().invoke(flower_cli, ["clean", str(root), "--yes"])
     assert "deleted" in told.output and not old.folder.exists()
-    assert sorted(path.name for path in root.iterdir()) == ["audit.jsonl", "results"]
+    assert sorted(path.name for path in root.iterdir()) == ["audit.jsonl", "plans", "results"]

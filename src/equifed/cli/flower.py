@@ -41,6 +41,13 @@ Connection = Annotated[
     str, typer.Argument(help="Deployment to run on: a connection in $FLWR_HOME/config.toml.")
 ]
 SuperLink = "HOST:PORT of the SuperLink."
+Key = Annotated[
+    Path | None, typer.Option(help="Private key of the operator, which signs the plan of the run.")
+]
+MembersFile = Annotated[
+    Path | None,
+    typer.Option(help="Public keys of the sites, one on a line with the name: nobody else joins."),
+]
 Authority, NodeKey = "CA certificate.", "Private key of the node."
 
 
@@ -54,8 +61,11 @@ def needs_flower() -> None:
 # -- submitting an app, here or to a deployment -------------------------------------------------
 
 
-def _run_here(folder: Path, count: int, settings: list[str], keep: Path | None = None) -> int:
-    """Start a SuperLink and nodes, run an app on them, and stop everything."""
+def _run_here(
+    folder: Path, count: int, settings: list[str], keep: Path | None, earlier: Path | None = None
+) -> int:
+    """Start a SuperLink and nodes, run an app or go on with an ``earlier`` run, stop everything."""
+    from equifed.flower.rehearsal import sign_more_rounds, sign_run
     from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
     from equifed.training.play_round import TrainingError
 
@@ -65,9 +75,14 @@ def _run_here(folder: Path, count: int, settings: list[str], keep: Path | None =
         place = keep or Path(temporary)
         configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
         try:
-            with Deployment(place, configs, app=folder) as deployment:
+            with Deployment(place, configs, app=folder, signed=True) as deployment:
                 typer.echo(f"SuperLink and {count} nodes are up ({place}).", err=True)
-                return _follow(folder, CONNECTION, settings, deployment.env)
+                if earlier is None:
+                    plan, _ = sign_run(folder, settings, deployment.operator, None)
+                else:
+                    plan = sign_more_rounds(earlier, settings, deployment.operator)
+                plans = [*settings, f'plan="{plan}"']
+                return _follow(folder, CONNECTION, plans, deployment.env)
         except DeployError as error:
             raise TrainingError(str(error)) from None
 
@@ -134,9 +149,30 @@ def up(
 
 
 @app.command()
-def run(folder: AppFolder, connection: Connection, run_config: RunConfig = None) -> None:
+def run(
+    folder: AppFolder,
+    connection: Connection,
+    run_config: RunConfig = None,
+    key: Key = None,
+    members: MembersFile = None,
+) -> None:
     """Submit an app to a deployment and follow it: one line per round, and how it ended."""
-    _submit(folder, connection, run_config or [])
+    settings = run_config or []
+    _submit(folder, connection, [*settings, *_sign(folder, settings, key, members)])
+
+
+def _sign(folder: Path, settings: list[str], key: Path | None, members: Path | None) -> list[str]:
+    """Return the signed plan of a run as a setting, and show the plan; nothing without a key."""
+    if key is None:
+        if members is not None:
+            raise ValueError("--members is a part of the plan, which --key signs; give both.")
+        return []
+    from equifed.flower.rehearsal import sign_run
+
+    word, told = sign_run(folder, settings, key, members)
+    for line in told:
+        typer.echo(line)
+    return [f'plan="{word}"']
 
 
 @app.command()
@@ -147,6 +183,8 @@ def statistics(
         Path | None, typer.Option(help="Folder on the server for the answers (JSON), absolute.")
     ] = None,
     run_config: RunConfig = None,
+    key: Key = None,
+    members: MembersFile = None,
 ) -> None:
     """Show rows, gaps, label shares and means of every site, and which site is unlike the others.
 
@@ -154,7 +192,7 @@ def statistics(
     """
     settings = ['do="statistics"', *(run_config or [])]
     settings += [] if out is None else [f'out="{out}"']
-    _submit(folder, connection, settings, out)
+    _submit(folder, connection, [*settings, *_sign(folder, settings, key, members)], out)
 
 
 @app.command()
@@ -181,11 +219,19 @@ def node(
         Path | None,
         typer.Option(help="Audit log; by default audit.jsonl in the memory folder."),
     ] = None,
+    any_operator: Annotated[
+        bool,
+        typer.Option("--any-operator", help="Answer whoever submits a run; see the threat model."),
+    ] = False,
 ) -> None:
     """Take part as a site: one process that stays and runs the site's own app alone."""
     from equifed.flower.node import serve_site
 
-    serve_site(folder, node_config, superlink, root_certificates, node_key, audit)
+    if any_operator:
+        warning = "Whoever may submit a run can question this site's data, one row at a time."
+        typer.secho(warning, err=True, fg=typer.colors.RED)
+    given = superlink, root_certificates, node_key, audit, any_operator
+    serve_site(folder, node_config, *given)
 
 
 @app.command()
@@ -202,6 +248,7 @@ def resume(
     nodes: Nodes = None,
     keep: Keep = None,
     run_config: RunConfig = None,
+    key: Key = None,
 ) -> None:
     """Resume an interrupted run, as a new Flower run with the same clients."""
     from equifed.flower.app_config import Kept
@@ -215,6 +262,10 @@ def resume(
         )
     changes = f'resume="{" ".join(given)}"' if given else "resume=true"
     settings = [changes, f'out="{out.absolute()}"', *(run_config or [])]
+    if key is not None:
+        from equifed.flower.rehearsal import sign_more_rounds
+
+        settings.append(f'plan="{sign_more_rounds(out, run_config or [], key)}"')
     if connection is not None:
         if nodes is not None or keep is not None:
             raise ValueError("--nodes and --keep are for a federation here, not for a deployment.")
@@ -227,7 +278,7 @@ def resume(
         raise ValueError(
             f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}."
         )
-    code = _run_here(folder, count, settings, keep)
+    code = _run_here(folder, count, settings, keep, out)
     raise typer.Exit(code if code or is_complete(out) else FAILED)
 
 
@@ -292,6 +343,53 @@ def certificates(
         typer.echo(f"{folder}/ca.pem goes to every site and to everybody who starts runs.")
     for name in nodes:
         typer.echo(f"{folder}/{name}.key goes to {name} alone; {name}.pub is what is registered.")
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Folder for the keys.")],
+    name: Annotated[str, typer.Argument(help="Name of the operator.")],
+) -> None:
+    """Make the key of an operator, who signs the plans of runs; sites list its public half."""
+    from equifed.training.signing import make_key
+
+    try:
+        public = make_key(folder, name)
+    except FileExistsError:
+        raise ValueError(f"{folder / name}.key exists, and is not overwritten.") from None
+    typer.echo(f"{folder / name}.key stays with {name}. Sites write into policy.toml:")
+    typer.echo(f'operators = ["{public.line} {name}"]')
+    typer.echo(f"Compare its fingerprint by telephone: {public.fingerprint}")
+
+
+@app.command()
+def approve(
+    memory: Annotated[
+        Path | None, typer.Argument(help="Memory folder of the site; by default the usual one.")
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Argument(help="Beginning of the plan; without it, plans are listed.")
+    ] = None,
+) -> None:
+    """Show the plans that a site was asked to take part in, and approve one."""
+    from equifed.flower.account import approve, list_plans
+    from equifed.flower.memory import find_root
+
+    root = memory or find_root()
+    found = {k: told for k, told in list_plans(root).items() if k.startswith(plan or "")}
+    for name, told in found.items():
+        typer.echo(f"{name}: {told['state']}, signed by {told['operator'] or 'nobody'}")
+        for line in told["words"]:
+            typer.echo(f"    {line}")
+    waiting = [name for name, told in found.items() if told["state"] == "waiting"]
+    if plan is None:
+        typer.echo(f"{len(waiting)} plans wait for approval")
+        return
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} plans in {root} begin with {plan!r}; name one of them.")
+    if waiting:
+        approve(root, waiting[0])
+        typer.echo(f"approved {waiting[0]}; the run goes on by itself if it still waits")
 
 
 @app.command()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +15,6 @@ from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
-from equifed.contract.evaluation import SPLITS
-from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import (
     FLOWER,
     AppConfig,
@@ -30,7 +26,9 @@ from equifed.flower.app_config import (
 from equifed.flower.deliver import deliver
 from equifed.flower.handshake import StartError
 from equifed.flower.members import Members, gather
+from equifed.flower.plan import read_plan, sign_plan, unpack_plan
 from equifed.flower.preparing import Fit
+from equifed.flower.rehearsal import choose_splits, lengthen, make_plan
 from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.statistics import show_statistics
@@ -57,7 +55,7 @@ def make_server_app(config: AppConfig) -> ServerApp:
         settings = FederationSettings.from_run_config(context.run_config)
         try:
             if settings.do == "statistics":
-                show_statistics(grid, settings, say)
+                show_statistics(grid, settings, say, make_plan(config, settings))
             elif settings.do == "evaluate":
                 measure_model(grid, settings)
             else:
@@ -83,7 +81,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         rounds=settings.rounds,
         seed=config.seed,
         x=read_model(Path(settings.start)) if settings.start and kept is None else None,
-        evaluate=config.evaluate.splits,
+        evaluate=choose_splits(config, settings),
         every=config.evaluate.every,
         metrics=config.evaluate.metrics,
         stop=[config.stop],
@@ -106,8 +104,9 @@ def join(
     """Gather the clients of a new run, or of one that goes on."""
     task, table = config.build_task(), config.table
     hidden = SecureSums() if settings.privacy == "secure" else None
-    run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
-    told = {"plan": make_plan(config, settings)}
+    order = None if kept is None else kept.names
+    signed = find_plan(config, settings, kept)
+    run, told = read_plan(signed["text"]).run, {"plan": signed}
     before = kept or (Kept(Path(settings.start)) if settings.start else None)
     if before is not None and before.preparation is not None:
         told["preparation"] = before.preparation
@@ -132,9 +131,10 @@ def measure_model(grid: Grid, settings: FederationSettings) -> dict[str, dict[st
     kept, model = Kept(folder), read_model(folder)
     config = AppConfig.from_dict(kept.told["config"])
     clients = join(grid, config, replace(settings, privacy=kept.told["privacy"]))
+    splits = choose_splits(config, replace(settings, privacy=kept.told["privacy"]))
     found: dict[str, dict[str, Any]] = {name: {} for name in clients.names}
     x, metrics = clients.flatten_shared(model), as_metrics(config.evaluate.metrics)
-    for told in clients.evaluate(x, SPLITS, metrics):
+    for told in clients.evaluate(x, splits, metrics):
         for i in np.flatnonzero(told.sizes).tolist():
             name, values = clients.names[i], {k: float(v[i]) for k, v in told.metrics.items()}
             found[name][told.split] = values
@@ -150,23 +150,25 @@ def _deliver(clients: FlowerClients, config: AppConfig, history: History) -> Non
         say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
 
 
-def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]:
-    """Return what clients are told before they tell anything: a site may refuse it.
+def find_plan(config: AppConfig, settings: FederationSettings, kept: Kept | None) -> dict[str, str]:
+    """Return the plan as clients are told it: the operator's, or that of the run that goes on.
 
-    That is the privacy, the local work, and the requests that are known beforehand.
+    Else it is one that nobody signed, which sites with operators in their policy refuse.
     """
-    if settings.do == "evaluate":
-        return {"privacy": settings.privacy, "requests": ["metrics", "deliver"], "work": None}
-    requests = ["metrics"] if config.evaluate.splits else []
-    requests += [] if config.table is None else ["prepare"]
-    if settings.privacy == "secure":
-        requests += ["sum", "keys", "shares", "boxes", "unmask"]
-    work = None
-    with contextlib.suppress(ValueError):  # it needs the clients' sizes
-        local = getattr(unwrap(config.build_algorithm([1] * settings.clients)), "local", None)
-        work = local.to_dict() if isinstance(local, LocalSGD) else None
-    requests += [] if work is None else ["local"]
-    return {"privacy": settings.privacy, "requests": requests, "work": work}
+    if settings.plan:
+        return unpack_plan(settings.plan)
+    if kept is None:
+        return sign_plan(make_plan(config, settings))
+    earlier: dict[str, str] = kept.told["plan"]
+    plan = read_plan(earlier["text"])
+    if settings.rounds <= plan.rounds:
+        return earlier
+    if earlier["signature"]:
+        raise StartError(
+            f"The plan of this run has {plan.rounds} rounds, and {settings.rounds} are wanted; an "
+            "operator must sign that: equifed flower resume --key"
+        )
+    return sign_plan(lengthen(plan, config, settings.rounds))
 
 
 def find_risks(algorithm: AnyAlgorithm, members: Members) -> list[str]:

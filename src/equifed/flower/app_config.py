@@ -23,6 +23,7 @@ from equifed.data.federation import Federation
 from equifed.flower.handshake import StartError
 from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import Members
+from equifed.flower.plan import NORM
 from equifed.flower.site import Privacy, check_privacy, read_site
 from equifed.flower.site_table import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
@@ -134,7 +135,8 @@ class AppConfig:
         if shared.own is not None and steps == "auto":  # profile losses need all samples
             steps = "joint" if uses_minibatches(build_algorithm(self.algorithm)) else "auto"
         try:
-            return Task(self._module, *given, shared.own, shared.own_l2, steps)
+            own = shared.own, shared.own_l2, steps
+            return Task(self._module, *given, *own, json.dumps(self.to_dict()))
         except ValueError as error:
             raise ConfigError([str(error)]) from error
 
@@ -193,13 +195,17 @@ class FederationSettings:
     do: Literal["train", "evaluate", "statistics"] = "train"  # evaluate: the model of ``start``
     deliver: bool = False  # whether sites get the model, its card and their own page at the end
     start: str = ""  # folder of a complete run, whose model and preparation this one starts from
+    plan: str = ""  # the signed plan of the run, as ``equifed flower run`` writes it
+    largest_model: float = NORM  # length of a model, in lengths of the first (at least 1)
 
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}.")
         check_privacy(self.privacy)
-        if self.privacy != "none" and self.clients < 2 and self.do == "train":
-            raise ValueError("Hidden sums need at least two clients.")
+        if self.privacy != "none" and self.clients < 3 and self.do == "train":
+            raise ValueError(
+                "Hidden sums need at least three clients: of two each knows the other."
+            )
         if self.do not in ("train", "evaluate", "statistics"):
             raise ValueError(f"do must be 'train', 'evaluate' or 'statistics', got {self.do!r}.")
         if self.resume and not self.out:
@@ -257,6 +263,7 @@ def describe_run(
     first = members.hellos[0]
     return {
         "run": members.run,
+        "plan": members.told["plan"],
         "privacy": settings.privacy,
         "rounds": settings.rounds,
         "start": settings.start,
@@ -289,6 +296,7 @@ class Kept:
             self.run, self.names = str(told["run"]), [str(c["name"]) for c in told["clients"]]
             self.deadlines = Deadlines(**told["deadlines"])
             _ = told["privacy"], int(told["rounds"]), told["config"]["algorithm"]
+            _ = told["plan"]["text"], told["plan"]["signature"]
             _ = told["model"], told["schema"]["input_shape"]
         except (OSError, ValueError, KeyError, TypeError):
             raise StartError(f"{folder} holds no run of a federation to go on with.") from None

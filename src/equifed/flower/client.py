@@ -20,6 +20,7 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
+from equifed.flower.account import Waiting
 from equifed.flower.memory import LostPart
 from equifed.flower.secure.masking import Identity
 from equifed.flower.secure.masks import RangeError
@@ -122,6 +123,8 @@ def answer_message(
         kind, text = "non-finite", next(iter(error.reasons.values()))
     except (SecureError, Refused) as error:  # our own words
         kind, text = "refused", str(error)
+    except Waiting as error:
+        kind, text = "waiting", str(error)
     except (WireError, RangeError) as error:
         kind, text = "request", str(error)
     except _NotLoaded as error:

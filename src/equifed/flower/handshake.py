@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from equifed.flower.mailbox import Answers, Deadlines, Exchange, Failure, Mailbox
+from equifed.flower.plan import read_plan
+from equifed.flower.secure.masking import Signer
 from equifed.flower.task import Schema
 from equifed.flower.wire import Reply, Request, WireError
+from equifed.training.signing import PublicKey, read_keys
 from equifed.training.tables import package_versions
 
 LARGEST_SIZE = 1 << 48
@@ -23,6 +27,9 @@ LARGEST_SIZE = 1 << 48
 KINDS = ("numbers", "texts", "dates", "empty")
 """What a column can hold."""
 
+WAIT_LINE = 30.0
+"""Seconds from one line about who is waited for to the next."""
+
 FINAL = ("data:", "refused:")
 """How the reasons begin that waiting does not cure."""
 
@@ -30,6 +37,7 @@ ADVICE = {
     "refused:": "Agree with that site on what it takes part in, or run without it.",
     "data:": "Repair the data there (equifed flower doctor says what is wrong with them).",
     "refused by the site": "Install the same app and the same equifed at that site.",
+    "waiting:": "Ask that site to approve the plan: equifed flower approve.",
     "bad ": "Install the same equifed everywhere.",
 }
 """What to do about a client that does not say hello, by its failure."""
@@ -80,6 +88,8 @@ class Hello:
     table: TableTold | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What the others should know: rules of its policy, columns on another scale."""
+    signed: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """All that it said, with its signature."""
 
     @classmethod
     def from_reply(cls, reply: Reply) -> Hello:
@@ -95,6 +105,7 @@ class Hello:
                 str(n["model"]),
                 TableTold.from_dict(n["table"]) if n.get("table") else None,
                 tuple(str(note)[:300] for note in n.get("notes", [])[:20]),
+                n,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise WireError("the hello is incomplete") from None
@@ -118,6 +129,17 @@ class Hello:
         if self.sizes != old.sizes:
             return f"it came back with {self.sizes} samples, and left with {old.sizes}"
         return "" if self.model == old.model else "it came back with another model"
+
+
+def find_stranger(hello: Hello, run: str, keys: Mapping[str, PublicKey]) -> str:
+    """Say why a client is none of those whose keys are listed; nothing if it is, or none are."""
+    if not keys:
+        return ""
+    if hello.name not in keys:
+        return f"refused: {hello.name!r:.60} is not in the plan's list of members"
+    if not Signer(run=run, name=hello.name).holds("hello", hello.signed, keys[hello.name]):
+        return f"refused: it does not prove that it has the key that is listed for {hello.name!r}"
+    return ""
 
 
 def check_versions(hellos: Sequence[Hello]) -> None:
@@ -232,6 +254,12 @@ def greet(
     return greeting.said, greeting.failures
 
 
+def list_keys(told: Mapping[str, Any]) -> dict[str, PublicKey]:
+    """Return the members' keys of the plan that clients are told."""
+    members = read_plan(str(told["plan"]["text"])).members if told.get("plan") else {}
+    return read_keys([f"{line} {name}" for name, line in members.items()], "members of the plan")
+
+
 def greet_all(
     grid: Grid, deadlines: Deadlines, run: str, clients: int, told: Mapping[str, Any]
 ) -> tuple[dict[int, Hello], dict[int, Failure]]:
@@ -239,23 +267,47 @@ def greet_all(
 
     Returns what they said, and why others that are connected are not among them.
     """
-    until = time.monotonic() + deadlines.wait
+    began = time.monotonic()
+    until, told_at, greeted_at = began + deadlines.wait, -math.inf, -math.inf
     said: dict[int, Hello] = {}
     failures: dict[int, Failure] = {}
-    once = replace(deadlines, on_missing="fail")
+    once, keys = replace(deadlines, on_missing="fail"), list_keys(told)
     while True:
-        connected = set(grid.get_node_ids())
+        connected, now = set(grid.get_node_ids()), time.monotonic()
         said = {node: hello for node, hello in said.items() if node in connected}
         new = sorted(connected - set(said))
-        if len(connected) >= clients and new:
+        known = set(failures) >= set(new)  # they were greeted, and may have been approved since
+        if len(connected) >= clients and new and (not known or now - greeted_at > deadlines.pause):
             more, failures = greet(grid, once, run, new, told)
-            said.update(more)
+            strangers = {n: find_stranger(h, run, keys) for n, h in more.items()}
+            said.update({n: h for n, h in more.items() if not strangers[n]})
+            refused = {n: why for n, why in strangers.items() if why}
+            failures |= {n: Failure("error", w, more[n].name) for n, w in refused.items()}
+            greeted_at = now
+        if len(said) < clients and now - told_at >= WAIT_LINE:
+            say_waiting(clients, connected, said, failures)
+            told_at = now
         if len(said) >= clients:
             return said, {node: f for node, f in failures.items() if node not in said}
         hopeless = [f for f in failures.values() if f.kind == "bad" or f.reason.startswith(FINAL)]
         if hopeless or time.monotonic() >= until:
             raise StartError(_explain_start(clients, len(connected), said, failures))
         time.sleep(min(max(deadlines.poll, 0.01) * 5, 2.0))
+
+
+def say_waiting(
+    clients: int,
+    connected: Set[int],
+    said: Mapping[int, Hello],
+    failures: Mapping[int, Failure],
+) -> None:
+    """Tell whoever follows the run who is there and who is waited for."""
+    here = sorted(hello.name for hello in said.values())
+    missing = {node: f for node, f in failures.items() if node not in said}
+    not_yet = [f"{f.name or f'node {node}'} ({f.reason})" for node, f in missing.items()]
+    who = f": {', '.join([*here, *not_yet])[:400]}" if here or not_yet else ""
+    line = f"waiting for {clients} sites, {len(connected)} connected{who}"
+    print(f"equifed: {line}", flush=True)
 
 
 def _explain_start(

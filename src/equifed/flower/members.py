@@ -31,8 +31,10 @@ from equifed.flower.handshake import (
     check_models,
     check_schemas,
     check_versions,
+    find_stranger,
     greet,
     greet_all,
+    list_keys,
     sort_nodes,
 )
 from equifed.flower.mailbox import HEADER_SHARE, Deadlines, Failure, Mailbox
@@ -111,7 +113,8 @@ class Members:
             reason = "it came after the start; it was told, and takes part in the next run"
             return self._settle(node, hello.name, reason)
         i = self.names.index(hello.name)
-        change = hello.find_change(self.hellos[i])
+        change = find_stranger(hello, self.run, list_keys(self.told))
+        change = change or hello.find_change(self.hellos[i])
         if change:
             return self._settle(node, hello.name, change)
         if node in connected and mailbox.nodes[i] not in connected:

@@ -204,9 +204,17 @@ def serve_site(
     root_certificates: Path,
     node_key: Path,
     audit: Path | None,
+    any_operator: bool = False,
 ) -> None:
     """Run the node of a site until it is told to stop; :class:`SiteError` if it cannot."""
     _show_log()
+    settings = {"node-key": str(node_key), **parse_node_config(node_config)}
+    if not Policy.of(read_site(settings)).operators and not any_operator:
+        raise SiteError(
+            "The site's policy lists no operators, so whoever may submit a run could question its "
+            'data one row at a time. Write operators = ["ssh-ed25519 AAAA... anna"] into the file '
+            "that policy names, or say --any-operator if that is what you want."
+        )
     changes = find_changes()
     if changes:
         raise SiteError(
@@ -222,8 +230,7 @@ def serve_site(
         connect(Counter()).close()  # a certificate that cannot be read is told at once
     except (ValueError, OSError) as error:
         raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
-    # The key also signs the keys of hidden sums.
-    settings = {"node-key": str(node_key), **parse_node_config(node_config)}
+    # The key also signs the hello, and the keys of hidden sums.
     Node(Site(app, settings), connect, audit).run()
 
 

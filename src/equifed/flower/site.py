@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,6 +23,7 @@ from equifed.contract.local import LocalSGD, LocalWork
 from equifed.flower.memory import find_root
 from equifed.flower.wire import VERBS
 from equifed.runs.schema import Checker, ConfigError, settings
+from equifed.training.signing import KeyProblem, PublicKey, read_keys
 
 
 class SiteError(ValueError):
@@ -79,7 +81,7 @@ def _read_app(folder: Path) -> tuple[str, dict[str, Any]]:
         ) from error
 
 
-PLAIN = ("name", "data", "memory", "privacy", "policy", "results")
+PLAIN = ("name", "data", "memory", "privacy", "policy", "results", "peers")
 TABLES = ("columns", "units")
 """Settings that a site's file may hold: plain ones, and tables of text."""
 
@@ -88,8 +90,9 @@ def read_site(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node's settings, completed from the file that its setting ``site`` names.
 
     The file is TOML: ``name``, ``data`` (a CSV or Parquet file), ``memory``, ``privacy``,
-    ``policy`` and ``results`` (a folder for the models of runs that ended); ``[columns]`` with
-    agreed column names and the titles that they have in the file, and ``[units]`` with the units of
+    ``policy``, ``results`` (a folder for the models of runs that ended) and ``peers`` (the public
+    keys of all sites, one on a line with the site's name at its end); ``[columns]`` with agreed
+    column names and the titles that they have in the file, and ``[units]`` with the units of
     columns. What the node was started with counts more.
     """
     if "site" not in settings:
@@ -109,7 +112,7 @@ def read_site(settings: Mapping[str, Any]) -> dict[str, Any]:
         if (key in TABLES) != isinstance(value, dict) or not all(isinstance(t, str) for t in texts):
             kind = "a table of text" if key in TABLES else "text"
             raise SiteError(f"{path}: {key} must be {kind}, got {value!r:.60}.")
-    for key in ("data", "memory", "policy", "results"):  # as seen from the file
+    for key in ("data", "memory", "policy", "results", "peers"):  # as seen from the file
         if key in told:
             told[key] = str(path.parent / told[key])
     return {**told, **settings}
@@ -173,6 +176,8 @@ class Policy:
     requests: tuple[str, ...] = tuple(VERBS)  # that it answers
     clip: float | None = None  # length to which gradients and updates are shortened
     show_by_name: bool = True  # whether means, gaps and label shares are shown under its name
+    operators: tuple[str, ...] = ()  # public keys of those whose runs it answers; none: anybody's
+    approve: Literal["listed", "ask"] = "listed"  # "ask": each plan waits for the site's people
 
     def __post_init__(self) -> None:
         check_privacy(self.privacy)
@@ -185,6 +190,19 @@ class Policy:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError([f"{name} must be above 0 and finite, got {value!r}"])
+        if self.approve not in ("listed", "ask"):
+            raise ConfigError([f"approve must be 'listed' or 'ask', got {self.approve!r}"])
+        if self.approve == "ask" and not self.operators:
+            raise ConfigError(["approve = 'ask' needs operators, whose plans are to be approved"])
+        try:
+            _ = self.operator_keys
+        except KeyProblem as error:
+            raise ConfigError([f"operators: {error}"]) from None
+
+    @cached_property
+    def operator_keys(self) -> dict[str, PublicKey]:
+        """Return the operators' keys by name."""
+        return read_keys(self.operators, "operators")
 
     @classmethod
     def read(cls, path: str | Path) -> Policy:
@@ -194,7 +212,7 @@ class Policy:
             checker = Checker()
             values = checker.table(settings(Policy), table, "")
             checker.raise_problems()
-            values["requests"] = tuple(values["requests"])
+            values |= {key: tuple(values[key]) for key in ("requests", "operators")}
             return cls(**values)
         except OSError as error:
             raise SiteError(f"The policy {path} cannot be read ({error.strerror}).") from error

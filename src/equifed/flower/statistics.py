@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from equifed.flower.handshake import (
     greet_all,
 )
 from equifed.flower.mailbox import Mailbox
+from equifed.flower.plan import Plan, read_plan, sign_plan, unpack_plan
 from equifed.flower.site_table import SiteTable
 from equifed.flower.wire import Reply, Request, WireError, expect_number
 from equifed.training.files import write_file
@@ -82,13 +82,15 @@ def describe_arrays(federation: Federation, shown: bool) -> Told:
 
 
 def show_statistics(
-    grid: Grid, settings: FederationSettings, say: Callable[[str], None]
+    grid: Grid, settings: FederationSettings, say: Callable[[str], None], plan: Plan
 ) -> dict[str, Any]:
     """Ask every site, print tables and what is odd, and return both.
 
+    ``plan`` is the one that nobody signed, for sites that let anybody ask.
     With a run folder in the settings they are also written there, to ``statistics.json``.
     """
-    run, told = secrets.token_hex(8), {"plan": {"requests": ["statistics"]}}
+    signed = unpack_plan(settings.plan) if settings.plan else sign_plan(plan)
+    run, told = read_plan(signed["text"]).run, {"plan": signed}
     hellos, left = greet_all(grid, settings.deadlines, run, settings.clients, told)
     nodes = sorted(hellos, key=lambda node: hellos[node].name)
     listed = [hellos[node] for node in nodes]

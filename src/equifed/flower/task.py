@@ -117,6 +117,7 @@ class Task:
     own: str | Sequence[str] | None = None
     own_l2: OwnL2 | None = None
     own_steps: OwnSteps = "auto"
+    about: str = ""  # the app's settings (JSON), which a plan must have, too
 
     def __post_init__(self) -> None:
         if isinstance(self.class_weights, str):

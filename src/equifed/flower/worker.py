@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from equifed.algorithms.guard import round_losses
 from equifed.contract.arrays import BlockMatrix
 from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalWork, own_strength
@@ -28,6 +29,7 @@ from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
+from equifed.flower.account import Account, accept_plan
 from equifed.flower.hidden_fit import find_names, to_vector
 from equifed.flower.matrices import pack_blocks, read_metric
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
@@ -75,6 +77,7 @@ class Client:
     results: Path | None = None
     _prepared: tuple[str, Federation] | None = None
     _engine: tuple[Federation, int, OneClient] | None = None
+    _first: float | None = None
 
     @property
     def name(self) -> str:
@@ -111,6 +114,12 @@ class Client:
             self._engine = kept
         return kept[2]
 
+    def measure_first(self, engine: OneClient, seed: int) -> float:
+        """Return the length of the first model of a run."""
+        if self._first is None:
+            self._first = float(engine.initial(Stream(seed, ("initial",))).double().norm())
+        return self._first
+
 
 class Worker:
     """One client at one request."""
@@ -120,6 +129,7 @@ class Worker:
         self.task, self.policy = client.task, client.policy
         self.memory = Memory(client.root, request.run, client.name)
         self.round = int(self.args.get("round", 0))
+        self.account: Account | None = None
 
     @cached_property
     def federation(self) -> Federation:
@@ -133,7 +143,11 @@ class Worker:
 
     def answer(self) -> Reply:
         """Do what the request says."""
-        op, verb = self.request.op, VERBS[self.request.op]
+        op, verb, unusual = self.request.op, VERBS[self.request.op], list[str]()
+        if op != "hello":
+            self.account = Account.open(self.memory, self.policy)
+        if self.account is not None:
+            unusual = self._hold_against_plan(self.account)
         if verb.own_part:
             after = int(self.args.get("own_round", 0)) + 1
             self._bind_own_part(self.round if verb.own_part == "before" else after)
@@ -142,7 +156,25 @@ class Worker:
         else:
             reply = getattr(self, op)()
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
-        return reply
+        return replace(reply, numbers={**reply.numbers, "unusual": unusual}) if unusual else reply
+
+    def _hold_against_plan(self, account: Account) -> list[str]:
+        """Refuse what the plan does not have; return what is unusual."""
+        if "x" in self.request.arrays:
+            first = self.client.measure_first(self.engine, account.plan.seed)
+            account.check_model("the model", float(self._sent("x").double().norm()), first)
+            if self.args.get("control") is not None:
+                work = LocalWork.from_dict(self.args["work"])
+                way = work.lr * float(work.steps_for([self.client.sizes["train"]])[0])
+                moved = way * float(self._sent("target").double().norm())
+                account.check_model("the correction of local steps", moved, first)
+        return account.admit(self.request)
+
+    def _round_losses(self, losses: NDArray[Any]) -> float:
+        """Return this client's loss as it may leave: rounded where sums are hidden."""
+        plan = None if self.account is None else self.account.plan
+        hidden = plan is not None and plan.privacy == "secure"
+        return float(round_losses(losses, plan.rounding if plan and hidden else 0.0)[0])
 
     # -- before the first round -------------------------------------------------------------------
 
@@ -152,7 +184,9 @@ class Worker:
         A table whose preparation is not known yet is described by its columns.
         """
         client, told = self.client, self.args.get("preparation")
-        self.policy.check_plan(self.args.get("plan", {}), client.sizes["train"])
+        sent, keys = self.args.get("plan"), client.identity.peers
+        given = self.policy, self.memory, client.root, client.name, client.sizes["train"]
+        accept_plan(sent, *given, self.task.about, keys, self.request.run)
         about: dict[str, Any] = {
             "name": client.name,
             "partition": client.partition,
@@ -166,13 +200,14 @@ class Worker:
                 self.memory.write_record("preparation", told)
             about |= client.data.describe()
             if not self.memory.read_record("preparation"):
-                return self.request.reply({**about, "notes": notes})
+                return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
             if self.policy.show_by_name:
                 notes += find_far(client.data.table, self.args.get("totals", {}))
         size, dtype = self._kind()
         self.policy.check_bytes("the model has", size * np.dtype(dtype).itemsize)
         schema, model = Schema.of(self.federation).to_dict(), self.task.fingerprint(self.engine)
-        return self.request.reply({**about, "schema": schema, "model": model, "notes": notes})
+        whole = {**about, "schema": schema, "model": model, "notes": notes}
+        return self.request.reply(self._signer().sign("hello", whole))
 
     def prepare(self) -> Reply:
         """Answer one question of the fit, in clear or under masks."""
@@ -190,7 +225,9 @@ class Worker:
             # Sums of a question's answers over nearly the same sites must not both be opened.
             text = json.dumps(asked, sort_keys=True, default=str)
             question = hashlib.sha256(text.encode()).hexdigest()
-            return self.request.reply({}, {"masked": self._masking().mask(vector, question, 0)})
+            return self.request.reply(
+                {}, {"masked": self._masking().mask(vector, "prepare", question, 0)}
+            )
         self.policy.allow_clear()
         return self.request.reply({}, {"vector": vector})
 
@@ -207,7 +244,7 @@ class Worker:
     def losses(self) -> Reply:
         """Return f_i(x)."""
         losses = self.engine.losses(self._sent("x"), self._stream(), self.args["batch_size"])
-        return self.request.reply({"loss": float(losses[0])})
+        return self.request.reply({"loss": self._round_losses(losses)})
 
     def gradient(self) -> Reply:
         """Return f_i(x), and keep the gradient or also send it."""
@@ -215,7 +252,7 @@ class Worker:
             self._sent("x"), self._stream(), self.args["batch_size"]
         )
         assert isinstance(vectors, DenseVectors)
-        numbers: dict[str, Any] = {"loss": float(losses[0])}
+        numbers: dict[str, Any] = {"loss": self._round_losses(losses)}
         found = self.engine.inexactness(self._sent("x"))
         if isinstance(found, Inexactness):  # own parts that are found numerically
             numbers["own_error"] = [float(found.losses[0]), float(found.gradients[0])]
@@ -251,9 +288,9 @@ class Worker:
         vector = self._recall(key)
         if "minus" in self.args:
             vector = vector - self._recall(str(self.args["minus"]))
-        return self.request.reply(
-            {}, {"masked": self._masking().mask(vector, *self.memory.trace(key))}
-        )
+        kind = f"{'change of ' if 'minus' in self.args else ''}{key.rpartition('/')[2]}"
+        masked = self._masking().mask(vector, kind, *self.memory.trace(key))
+        return self.request.reply({}, {"masked": masked})
 
     def curvature(self) -> Reply:
         """Return this client's second derivatives, or their product with a thin matrix, packed."""
@@ -268,7 +305,9 @@ class Worker:
             self.policy.allow_clear()
             return self.request.reply({}, {"curvature": packed})
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
-        return self.request.reply({}, {"masked": self._masking().mask(packed, model, self.round)})
+        return self.request.reply(
+            {}, {"masked": self._masking().mask(packed, "curvature", model, self.round)}
+        )
 
     def bounds(self) -> Reply:
         """Return what is certain of this client's curvature, as a simulation of all finds it."""
@@ -296,6 +335,8 @@ class Worker:
         x, splits = self._sent("x"), self.args["splits"]
         for found in self.engine.evaluate(x, splits, asked):
             metrics = {name: float(values[0]) for name, values in found.metrics.items()}
+            for name in {"loss", "mse"} & set(metrics):
+                metrics[name] = self._round_losses(np.array([metrics[name]]))
             kept = {k: v for k, v in metrics.items() if k in ALWAYS or not np.isnan(v)}
             numbers[found.split] = {"size": int(found.sizes[0]), "metrics": kept}
         if not self.args["describe"]:
@@ -365,8 +406,8 @@ class Worker:
             self.policy.allow_clear()
             return self.request.reply(numbers, rows)
         if "mask" in self.args:
-            part = rows[str(self.args["mask"]["part"])]
-            masked = self._masking().mask(part, model, self.round)
+            kind = str(self.args["mask"]["part"])
+            masked = self._masking().mask(rows[kind], kind, model, self.round)
             return self.request.reply(numbers, {"masked": masked})
         return self.request.reply(numbers)
 
@@ -386,8 +427,12 @@ class Worker:
         return vector
 
     def _masking(self) -> Masking:
-        who = Signer(self.client.identity, self.request.run, self.client.name)
-        return Masking(self.memory, self.args["mask"], self.request.client, who)
+        plan = None if self.account is None else self.account.plan
+        given = self._signer(), None if plan is None else plan.cap
+        return Masking(self.memory, self.args["mask"], self.request.client, *given)
+
+    def _signer(self) -> Signer:
+        return Signer(self.client.identity, self.request.run, self.client.name)
 
     def _sent(self, name: str) -> torch.Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))

@@ -26,6 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+LEAST_MEMBERS = 3
+"""Members of a sum: of two, each would know the other's vector."""
+
 APART = 3
 """Members by which two sums at one model differ at least, if at all."""
 
@@ -71,14 +74,14 @@ class Ledger:
 
     def refuse(self, wanted: Sum) -> str | None:
         """Return why a sum may not be opened; None: it may."""
-        if len(wanted.members) < 2:
-            return "no other client has any weight"
+        if len(wanted.members) < LEAST_MEMBERS:
+            return f"only {len(wanted.members)} of the clients have any weight, 3 are needed"
         near = [s for s in self.sums if s.model == wanted.model or s.round == wanted.round]
         for other in near:
             if not are_apart(wanted.members, other.members):
                 return f"a sum opened before at this model has {_count_apart(wanted, other)}"
         same = [s.row for s in near if s.kind == wanted.kind]
-        return _expose(np.stack([*same, wanted.row]))
+        return find_exposed(np.stack([*same, wanted.row]))
 
     def add(self, opened: Sum, total: Tensor) -> None:
         """Write down a sum that was opened."""
@@ -119,7 +122,7 @@ def _count_apart(one: Sum, other: Sum) -> str:
     return f"{count} member{'s' if count > 1 else ''} more or fewer"
 
 
-def _expose(rows: NDArray[np.float64]) -> str | None:
+def find_exposed(rows: NDArray[np.float64]) -> str | None:
     """Return what combinations of sums with these rows of weights would show; None: nobody."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     _, sizes, basis = np.linalg.svd(rows / lengths, full_matrices=False)

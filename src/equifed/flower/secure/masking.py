@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,59 +20,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    ECDSA,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-)
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from numpy.typing import NDArray
 
 from equifed.flower.memory import Memory
-from equifed.flower.secure.ledger import are_apart
+from equifed.flower.secure.ledger import LEAST_MEMBERS, are_apart, find_exposed
 from equifed.flower.secure.masks import Words, to_fixed
 from equifed.flower.secure.session import Epoch, Published, SecureError, from_hex, to_hex
+from equifed.training.signing import PublicKey, read_key_file, read_private, sign
 
 REMEMBERED = 256
 """Sums that a client remembers to have helped to open."""
+
+LARGEST_SHARE = 0.9
+"""Of the weights of a sum, that a member may have where no plan has a cap."""
+
+DRAWN = 2 / 3
+"""The same, where clients are drawn with replacement."""
 
 
 @dataclass(frozen=True)
 class Identity:
     """The key of this site, and those of the others by name; None: they are not known."""
 
-    key: EllipticCurvePrivateKey | None = None
-    peers: Mapping[str, EllipticCurvePublicKey] | None = None
+    key: Any = None
+    peers: Mapping[str, PublicKey] | None = None
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Identity:
         """Read the files that a node's settings name."""
-        peers = read_peers(Path(str(settings["peers"]))) if "peers" in settings else None
-        if "node-key" not in settings:
-            return cls(None, peers)
-        key = load_ssh_private_key(Path(str(settings["node-key"])).read_bytes(), None)
-        if not isinstance(key, EllipticCurvePrivateKey):
-            raise ValueError(f"{settings['node-key']} holds no elliptic-curve key.")
-        return cls(key, peers)
-
-
-def read_peers(path: Path) -> dict[str, EllipticCurvePublicKey]:
-    """Return the public keys of a file by name."""
-    found: dict[str, EllipticCurvePublicKey] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        words = line.split(maxsplit=2)
-        if not words or line.startswith("#"):
-            continue
-        key = load_ssh_public_key(" ".join(words[:2]).encode()) if len(words) == 3 else None
-        if not isinstance(key, EllipticCurvePublicKey) or words[2] in found:
-            raise ValueError(
-                f"{path}, line {number}: expected an elliptic-curve public key and the name of a "
-                "site that has no other line."
-            )
-        found[words[2]] = key
-    return found
+        peers = read_key_file(Path(str(settings["peers"]))) if "peers" in settings else None
+        path = settings.get("node-key")
+        return cls(None if path is None else read_private(Path(str(path))), peers)
 
 
 @dataclass(frozen=True)
@@ -87,8 +66,7 @@ class Signer:
         told = {**keys, "client": self.name}
         if self.identity.key is None:
             return told
-        content = self._encode(purpose, told)
-        return {**told, "signature": self.identity.key.sign(content, ECDSA(SHA256())).hex()}
+        return {**told, "signature": sign(self.identity.key, *self._encode(purpose, told))}
 
     def check(self, purpose: str, parties: Mapping[int, Mapping[str, Any]]) -> None:
         """Refuse keys that are not signed by whom this site knows; nothing, if it knows nobody."""
@@ -101,45 +79,57 @@ class Signer:
         for name, told in zip(names, parties.values(), strict=True):
             if name not in peers:
                 raise SecureError(f"this site has no key of {name!r}, a party of the hidden sum")
-            plain = {k: v for k, v in told.items() if k != "signature"}
-            try:
-                signature = bytes.fromhex(str(told.get("signature", "")))
-                peers[name].verify(signature, self._encode(purpose, plain), ECDSA(SHA256()))
-            except (InvalidSignature, ValueError):
+            if not self.holds(purpose, told, peers[name]):
                 raise SecureError(
                     f"the keys said to be those of {name!r} are not signed by the key that this "
                     "site has for it"
-                ) from None
+                )
 
-    def _encode(self, purpose: str, keys: Mapping[str, Any]) -> bytes:
-        return _encode(["equifed keys", self.run, purpose, dict(keys)])
+    def holds(self, purpose: str, told: Mapping[str, Any], key: PublicKey) -> bool:
+        """Tell whether what somebody said in this run is signed by a key."""
+        plain = {k: v for k, v in told.items() if k != "signature"}
+        return key.holds(*self._encode(purpose, plain), str(told.get("signature", "")))
+
+    def _encode(self, purpose: str, keys: Mapping[str, Any]) -> tuple[str, bytes]:
+        return "keys", _encode([self.run, purpose, dict(keys)])
 
 
 class Masking:
     """Answers what a request's ``mask`` table ``args`` says, from the ``memory`` of this client.
 
-    ``own`` is its position; ``signer`` signs its keys, and checks those of others.
+    ``own`` is its position; ``signer`` signs its keys, and checks those of others; ``cap`` is the
+    largest share of a sum that a member may have.
     """
 
-    def __init__(self, memory: Memory, args: dict[str, Any], own: int, signer: Signer) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        args: dict[str, Any],
+        own: int,
+        signer: Signer,
+        cap: float | None = None,
+    ) -> None:
         self.memory, self.args, self.own, self.signer = memory, args, own, signer
+        self.cap = LARGEST_SHARE if cap is None else cap
 
     def take_step(self, op: str) -> dict[str, Any]:
         """Answer a request of a secure sum besides that for the vector."""
         steps = {"keys": self.publish, "shares": self.share}
         return (steps | {"boxes": self.check_boxes, "unmask": self.unmask})[op]()
 
-    def mask(self, vector: NDArray[Any], model: str, round: int) -> Words:
-        """Return a vector of a model and round, times its public weight, under masks."""
+    def mask(self, vector: NDArray[Any], kind: str, model: str, round: int) -> Words:
+        """Return a vector of a kind, model and round, times its public weight, under masks."""
         slot, parties = int(self.args["slot"]), self._agreed_parties()
-        members = self._members(parties)
-        scaled = np.asarray(vector, dtype=np.float64) * float(self.args["weight"])
-        words = to_fixed(scaled, len(parties), int(self.args["bits"]))
-        self._do_once(f"masked {slot}", _encode([sorted(parties), members]) + words.tobytes())
+        weights, bits = self._weights(parties), int(self.args["bits"])
+        words = to_fixed(
+            np.asarray(vector, dtype=np.float64) * weights[self.own], len(parties), bits
+        )
+        row = name_row(weights, bits)
+        self._do_once(f"masked {slot}", _encode([sorted(parties), row]) + words.tobytes())
         sums = self.memory.read_record(self._name("sums"))
-        entry = {"model": model, "round": round, "members": members}
+        entry = {"kind": kind, "model": model, "round": round, "weights": to_keys(weights)}
         self.memory.write_record(self._name("sums"), {**sums, str(slot): entry})
-        return self._epoch().mask(words, slot, _read(parties), str(members))
+        return self._epoch().mask(words, slot, _read(parties), row)
 
     def publish(self) -> dict[str, Any]:
         """Step 1 of a secure sum: the public keys of a new epoch."""
@@ -176,31 +166,46 @@ class Masking:
         return {"shares": to_hex(shares)}
 
     def _agree_to_open(self, slot: int) -> None:
-        """Refuse a sum that differs from another one of its round or model by one or two."""
+        """Refuse a sum that would show somebody beside another one of its round or model."""
         sums = self.memory.read_record(self._name("sums"))
         if str(slot) not in sums:
             raise SecureError("no vector of this client is in this sum")
         new = sums[str(slot)]
         opened = self.memory.read_record("opened").get("sums", [])
-        for old in opened:
-            near = old["model"] == new["model"] or old["round"] == new["round"]
-            if near and not are_apart(old["members"], new["members"]):
+        near = [o for o in opened if o["model"] == new["model"] or o["round"] == new["round"]]
+        for old in near:
+            if not are_apart(_members(old["weights"]), _members(new["weights"])):
                 raise SecureError(
                     "this client helped to open a sum at this model with other members; the "
                     "difference would show those who were missing. Go on when they are back"
                 )
+        rows = [o["weights"] for o in near if o["kind"] == new["kind"] and o != new]
+        parties = sorted({i for row in [*rows, new["weights"]] for i in row})
+        told = np.array([[row.get(i, 0.0) for i in parties] for row in [*rows, new["weights"]]])
+        shown = find_exposed(told)
+        if shown is not None:
+            raise SecureError(f"this sum is not opened: {shown}")
         if new not in opened:
             self.memory.write_record("opened", {"sums": [*opened[-REMEMBERED + 1 :], new]})
 
-    def _members(self, parties: dict[int, Any]) -> list[int]:
-        """Return who has a weight in the sum, as all parties are told."""
-        members = sorted(int(i) for i in self.args["members"])
-        weighted = float(self.args["weight"]) != 0
-        if len(members) < 2 or not set(members) <= set(parties):
-            raise SecureError("a sum of one client's vector hides nothing")
-        if weighted != (self.own in members):
-            raise SecureError("this client's weight is not what the others are told")
-        return members
+    def _weights(self, parties: dict[int, Any]) -> dict[int, float]:
+        """Return everybody's weight in the sum, which all parties are told; refuse a bad one."""
+        weights = {int(i): float(w) for i, w in self.args["weights"].items()}
+        members = [i for i, w in weights.items() if w != 0]
+        if set(weights) != set(parties) or not all(map(math.isfinite, weights.values())):
+            raise SecureError("the weights of a sum are not those of all its parties")
+        if len(members) < LEAST_MEMBERS:
+            raise SecureError(f"a sum of {len(members)} members is asked for, and hides too little")
+        total = sum(map(abs, weights.values()))
+        largest = max(members, key=lambda i: abs(weights[i]))
+        share = abs(weights[largest]) / total
+        most = max(self.cap, 1.5 / len(members)) if self.cap < DRAWN else self.cap
+        if share > most * (1 + 1e-9):
+            raise SecureError(
+                f"client {largest} has {share:.4g} of the weights of a sum, the plan's cap is "
+                f"{most:.3g}"
+            )
+        return weights
 
     def _epoch(self) -> Epoch:
         """Return this client's part of the epoch; its secret is drawn when first asked for."""
@@ -228,6 +233,24 @@ class Masking:
         if done.setdefault(what, digest) != digest:
             raise SecureError("this step was already taken with other content")
         self.memory.write_record(name, done)
+
+
+def name_row(weights: Mapping[int, float], bits: int) -> str:
+    """Name a sum by all its weights and its precision: masks vanish only if all are told the same.
+
+    >>> name_row({1: 0.5, 0: 2.0}, 40)
+    '40 bits, 0:0x1.0000000000000p+1 1:0x1.0000000000000p-1'
+    """
+    return f"{bits} bits, " + " ".join(f"{i}:{float(w).hex()}" for i, w in sorted(weights.items()))
+
+
+def to_keys(weights: Mapping[int, float]) -> dict[str, float]:
+    """Return weights as JSON has them."""
+    return {str(i): float(w) for i, w in sorted(weights.items())}
+
+
+def _members(weights: Mapping[str, float]) -> list[int]:
+    return [int(i) for i, weight in weights.items() if weight != 0]
 
 
 def _encode(value: Any) -> bytes:

@@ -21,6 +21,7 @@ from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Check
 from equifed.flower.messenger import Ask, Messenger, Requests
 from equifed.flower.secure.ledger import Ledger
+from equifed.flower.secure.masking import name_row, to_keys
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed
 from equifed.flower.secure.session import (
     Boxes,
@@ -84,9 +85,9 @@ class SecureSums:
         table = {**self._table(epoch.name), "slot": slot}
         masked = _collect(messenger, requests, weights, part, ask, table, size)
         shares = self._unmask(messenger, epoch, table)
-        members = str(_list_members(requests, weights))
+        row = name_row(dict(zip(requests, weights, strict=True)), self.bits)
         try:
-            words = open_sum(masked, shares, epoch.name, slot, epoch.parties, members)
+            words = open_sum(masked, shares, epoch.name, slot, epoch.parties, row)
         except WrongSecret as wrong:
             self._epoch = None
             raise MissingClients({wrong.client: str(wrong)}, messenger.members.names) from wrong
@@ -208,20 +209,15 @@ def _collect(
     size: int | None,
 ) -> dict[int, Words]:
     """Ask every client for its scaled and masked vector; all of them, or MissingClients."""
-    table = {**table, "members": _list_members(requests, weights), "part": part}
-    for k, request in enumerate(requests.values()):
-        request.args["mask"] = {**table, "weight": float(weights[k])}
+    row = to_keys(dict(zip(requests, weights, strict=True)))
+    for request in requests.values():
+        request.args["mask"] = {**table, "weights": row, "part": part}
 
     def check(i: int, reply: Reply) -> None:
         expect_vector(reply.arrays, "masked", size or messenger.model.size, "uint64")
 
     replies = ask(requests, check).complete(messenger.members.names)
     return {i: replies[i].arrays["masked"] for i in sorted(replies)}
-
-
-def _list_members(requests: Requests, weights: Weights) -> list[int]:
-    """Return the positions of those with a weight."""
-    return [i for i, weight in zip(requests, weights, strict=True) if weight != 0]
 
 
 # -- what clients answer ---------------------------------------------------------------------------

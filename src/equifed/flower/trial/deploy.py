@@ -21,6 +21,7 @@ from typing import Any
 from equifed.flower.trial.apps import call_flwr, find_script
 from equifed.flower.trial.certificates import make_certificates, make_node_key
 from equifed.runs.run import free_port
+from equifed.training.signing import make_key
 
 HOST = "127.0.0.1"
 CONNECTION = "local"
@@ -39,7 +40,7 @@ class Deployment:
     Keys, logs, state and client memories go to ``folder``; ``nodes`` are the settings of each node
     (``--node-config``). Nodes of ours run ``app``, as the sites installed it; without it they are
     stock SuperNodes, which run what a run brings along. With a ``database`` the SuperLink survives
-    a restart.
+    a restart. If it is ``signed``, nodes answer the runs of its own operator's key alone.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class Deployment:
         app: Path | None = None,
         database: bool = True,
         env: Mapping[str, str] | None = None,
+        signed: bool = False,
     ) -> None:
         self.folder, self.nodes = folder.absolute(), list(nodes)
         self.app, self.database = app, database
-        self.port, self.keys = free_port(), self.folder / "keys"
+        self.port, self.keys, self.signed = free_port(), self.folder / "keys", signed
+        self.operator = self.keys / "operator.key"
         self.superlink: Process | None = None
         self.supernodes: dict[int, Process] = {}
         self.processes: list[Process] = []
@@ -75,6 +78,11 @@ class Deployment:
         for name in ("home", "logs", "memory", "keys"):
             (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         make_certificates(self.keys, [HOST, "localhost"])
+        if self.signed:
+            if not self.operator.exists():
+                make_key(self.keys, "operator")
+            told = (self.keys / "operator.pub").read_text().strip()
+            (self.keys / "policy.toml").write_text(f'operators = ["{told}"]\n')
         (self.folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{HOST}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
@@ -110,7 +118,8 @@ class Deployment:
 
         ``key`` is by default the one that was registered for it, ``port`` that of the SuperLink.
         """
-        own = ["--node-config", format_settings(self.nodes[i])]
+        policy = {"policy": str(self.keys / "policy.toml")} if self.signed else {}
+        own = ["--node-config", format_settings({**policy, **self.nodes[i]})]
         own += ["--superlink", f"{HOST}:{port or self.port}"]
         own += ["--root-certificates", str(self.keys / "ca.pem")]
         own += ["--auth-supernode-private-key" if stock else "--node-key"]
@@ -121,6 +130,7 @@ class Deployment:
             app = str(Path(self.app or ".").absolute())
             command = [sys.executable, "-m", "equifed", "flower", "node", app]
             command += ["--audit", str(self.folder / "logs" / f"audit{i}.jsonl")]
+            command += [] if self.signed else ["--any-operator"]
         name = f"{'super' if stock else ''}node{i}"
         self.supernodes[i] = self._spawn(name, [*command, *own])
         return self.supernodes[i]

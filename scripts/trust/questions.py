@@ -1,0 +1,428 @@
+"""What somebody who submits a run, or runs the server, gets out of sites by asking.
+
+Two parts, in memory, with the embedded data of four hospitals and sites whose policy lists one
+operator:
+
+* attacks by a stranger and by a server that departs from a signed plan; each must be refused by
+  name, and the table says where;
+* what a server gets that keeps to a signed plan of 60 rounds and *chooses its models*: a gradient
+  and a patient's row, at each level of privacy and for some roundings of losses.
+
+Run it with ``python -m scripts.trust.questions`` (``--measure`` for the second part, too); it exits
+with 1 if an attack is answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Message
+from numpy.typing import NDArray
+from tests.flower.grid import MemoryGrid, memory_grid
+
+from equifed.data.federation import Federation
+from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.plan import Plan, sign_plan
+from equifed.flower.rehearsal import make_plan
+from equifed.flower.wire import VERBS, Reply, Request
+from equifed.runs.build import load_data
+from equifed.training.signing import public_of
+
+ROUNDS = 60
+VICTIM = 0
+APP: dict[str, Any] = {
+    "rounds": ROUNDS,
+    "data": {"name": "heart-disease"},
+    "model": {"name": "logistic", "l2": 0.001, "dtype": "float64"},
+    "evaluate": {"every": 5},
+    "algorithm": {
+        "name": "scaff-pd",
+        "objective": {"name": "chi-square", "rho": 0.1, "scale": 1.0},
+        "local": {"lr": 0.05, "steps": 20},
+        "steps": {"name": "constant", "primal": 0.4, "dual": 0.1},
+    },
+}
+OPERATOR, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+Vector = NDArray[np.float64]
+
+
+@dataclass
+class Server:
+    """A server that sends sites whatever it likes, and the sites."""
+
+    grid: MemoryGrid
+    plan: Plan
+    federation: Federation
+    told: dict[str, str] = field(default_factory=dict)
+    asked: int = 0
+    answered: int = 0
+
+    def ask(
+        self,
+        op: str,
+        args: dict[str, Any],
+        x: Vector | None = None,
+        at: int = VICTIM,
+        **arrays: Any,
+    ) -> Reply:
+        """Send one request to one site and return its reply."""
+        given = arrays if x is None else {"x": x, **arrays}
+        tag = "/".join(str(word) for word in args.get("address", [op])) + "#0"
+        request = Request(op, self.plan.run, tag, at, args, given)
+        node = next(n for n, c in self.grid.contexts.items() if c.node_config["partition-id"] == at)
+        message = Message(request.to_records(), node, VERBS[op].message)
+        (sent,) = self.grid.push_messages([message])
+        (reply,) = self.grid.pull_messages([sent])
+        return Reply.from_records(reply.content)
+
+    def greet(self, told: dict[str, str] | None) -> Reply:
+        """Say hello with a plan to all sites; return what the victim answers."""
+        self.told = told or {}
+        args = {"plan": told} if told else {}
+        return [self.ask("hello", args, at=i) for i in range(len(self.grid.apps))][VICTIM]
+
+    def gradient(self, x: Vector, round: int, at: int = VICTIM, **more: Any) -> Reply:
+        """Ask for loss and gradient at a model, as a round of the plan does."""
+        address = ["round", round, "gradient"]
+        args = {"seed": self.plan.seed, "address": address, "round": round, "batch_size": None}
+        return self.ask("gradient", {**args, "give": self.plan.privacy == "none", **more}, x, at)
+
+    def loss(self, x: Vector, round: int) -> float:
+        """Return the victim's loss at a model, for the price of a round."""
+        reply = self.gradient(x, round)
+        self.asked, self.answered = self.asked + 1, self.answered + (not reply.error)
+        return float(reply.numbers.get("loss", np.nan))
+
+    @property
+    def size(self) -> int:
+        """Numbers in a model: two rows of weights and two intercepts."""
+        return 2 * (self.features + 1)
+
+    @property
+    def features(self) -> int:
+        """Columns of the data."""
+        return int(self.federation.input_shape[0])
+
+
+@contextmanager
+def serve(privacy: str = "secure", rounding: float = 0.0, **changes: Any) -> Iterator[Server]:
+    """Set up sites with an operator in their policy, and a server with a plan for them."""
+    app = {**APP, "guard": {"mode": "on", "rounding": rounding}, **changes}
+    config = AppConfig.from_dict(app)
+    federation = load_data(config.data)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        public = public_of(OPERATOR, "anna")
+        (root / "policy.toml").write_text(f'operators = ["{public.line} anna"]\n')
+        policy = str(root / "policy.toml")
+        grid = memory_grid(federation, config.build_task(), root / "memory", policy=policy)
+        plan = make_plan(config, FederationSettings(4, privacy=privacy))  # type: ignore[arg-type]
+        yield Server(grid, plan, federation)
+
+
+def agree(server: Server) -> Vector:
+    """Let the sites agree to the operator's plan; return the first model."""
+    reply = server.greet(sign_plan(server.plan, OPERATOR))
+    assert not reply.error, reply.text
+    return np.zeros(server.size)
+
+
+def open_epoch(server: Server, x: Vector) -> dict[str, Any]:
+    """Take the first steps of a hidden sum with all four sites; return its table."""
+    table, everybody = {"name": "epoch", "slots": 2, "bits": 40}, range(len(server.grid.apps))
+    for i in everybody:
+        server.gradient(x, 1, at=i)
+    keys = {str(i): server.ask("keys", {"mask": table}, at=i).numbers for i in everybody}
+    shares = {
+        i: server.ask("shares", {"mask": {**table, "parties": keys}}, at=i).numbers
+        for i in everybody
+    }
+    for i in everybody:
+        told = {str(j): n for j, n in shares.items() if j != i}
+        boxes = {
+            kind: {j: n[kind][str(i)] for j, n in told.items()} for kind in ("boxes", "digests")
+        }
+        server.ask("boxes", {"mask": {**table, **boxes}}, at=i)
+    return {**table, "slot": 0, "part": "vector"}
+
+
+def ask_sum(server: Server, weights: dict[str, float]) -> Reply:
+    """Ask the victim for its part of a sum of gradients with these weights."""
+    table = open_epoch(server, agree(server))
+    mask = {**table, "weights": weights}
+    args = {"key": "round/1/gradient#0/gradient", "mask": mask, "address": ["sum"], "round": 0}
+    return server.ask("sum", args)
+
+
+# -- attacks: each returns what the site said last -------------------------------------------------
+
+Attack = Callable[[Server], Reply]
+
+
+def stranger_without_plan(server: Server) -> Reply:
+    """Bring no plan."""
+    return server.greet(None)
+
+
+def stranger_signs(server: Server) -> Reply:
+    """Let somebody else sign the plan."""
+    return server.greet(sign_plan(server.plan, STRANGER))
+
+
+def stranger_skips_hello(server: Server) -> Reply:
+    """Ask without a hello."""
+    return server.gradient(np.zeros(server.size), 1)
+
+
+def plan_changed(server: Server) -> Reply:
+    """Put the operator's signature under another number of rounds."""
+    told = sign_plan(server.plan, OPERATOR)
+    return server.greet({**told, "text": replace(server.plan, rounds=1000).encode().decode()})
+
+
+def plan_changed_after_approval(server: Server) -> Reply:
+    """Sign a second plan under the name of a run that was agreed to."""
+    agree(server)
+    return server.greet(sign_plan(replace(server.plan, norm=1e9), OPERATOR))
+
+
+def finite_differences(server: Server) -> Reply:
+    """Ask for losses at two models in one step."""
+    x = agree(server)
+    server.gradient(x, 1)
+    return server.gradient(x + 1e-5, 1)
+
+
+def many_evaluations(server: Server) -> Reply:
+    """Measure a thousand models."""
+    x, args = agree(server), {"splits": ["test"], "metrics": [], "describe": False}
+    replies = [server.ask("metrics", args, x + 1e-5 * k) for k in range(1000)]
+    assert sum(not reply.error for reply in replies) == server.plan.evaluations
+    return replies[-1]
+
+
+def training_rows_measured(server: Server) -> Reply:
+    """Measure training rows, where sums are hidden."""
+    x, args = agree(server), {"splits": ["train"], "metrics": [], "describe": False}
+    return server.ask("metrics", args, x)
+
+
+def more_rounds(server: Server) -> Reply:
+    """Play a round after the last one."""
+    return server.gradient(agree(server), ROUNDS + 1)
+
+
+def one_row_batches(server: Server) -> Reply:
+    """Ask for the loss of a minibatch of one row."""
+    return server.gradient(agree(server), 1, batch_size=1)
+
+
+def other_seed(server: Server) -> Reply:
+    """Choose the seed of minibatches."""
+    return server.gradient(agree(server), 1, seed=7)
+
+
+def older_round(server: Server) -> Reply:
+    """Send another model in a round that is over."""
+    x = agree(server)
+    for r in (1, 3):
+        server.gradient(x + r, r)
+    return server.gradient(x + 2, 2)
+
+
+def far_model(server: Server) -> Reply:
+    """Scale a model so that one row has all of the loss."""
+    return server.gradient(agree(server) + 1e3, 1)
+
+
+def unplanned_verb(server: Server) -> Reply:
+    """Ask what the algorithm never asks."""
+    x, args = agree(server), {"address": ["round", 1, "losses"], "round": 1, "batch_size": None}
+    return server.ask("losses", {**args, "seed": server.plan.seed}, x)
+
+
+def vector_in_clear(server: Server) -> Reply:
+    """Ask for a gradient in clear, where sums are hidden."""
+    return server.gradient(agree(server), 1, give=True)
+
+
+def lonely_sum(server: Server) -> Reply:
+    """Open a hidden sum with weights 1 and 2^-60."""
+    return ask_sum(server, {"0": 1.0, "1": 2.0**-60, "2": 2.0**-60, "3": 2.0**-60})
+
+
+def sum_of_two(server: Server) -> Reply:
+    """Open a hidden sum of two members."""
+    return ask_sum(server, {"0": 0.5, "1": 0.5, "2": 0.0, "3": 0.0})
+
+
+def lie_about_weights(server: Server) -> Reply:
+    """Tell one site of other parties."""
+    return ask_sum(server, {"0": 0.5, "1": 0.5, "7": 0.5})
+
+
+def deleted_account(server: Server) -> Reply:
+    """Use a plan again, after a site deleted what it knew of the run."""
+    x = agree(server)
+    server.gradient(x, 1)
+    root = Path(server.grid.contexts[next(iter(server.grid.contexts))].node_config["policy"]).parent
+    for folder in (root / "memory").iterdir():
+        if folder.name != "plans":
+            shutil.rmtree(folder)
+    return server.greet(server.told)
+
+
+ATTACKS: dict[Attack, str] = {
+    stranger_without_plan: "this site answers signed runs alone",
+    stranger_signs: "signed by nobody whom this site's policy lists",
+    stranger_skips_hello: "no plan of this run was agreed to",
+    plan_changed: "signed by nobody whom this site's policy lists",
+    plan_changed_after_approval: "was changed after the site had agreed",
+    finite_differences: "a second model in 'gradient gradient', round 1",
+    many_evaluations: "models in 'metrics', the plan has",
+    training_rows_measured: "the plan measures nothing on or by 'train'",
+    more_rounds: "round 61 is asked about, the plan has 60",
+    one_row_batches: "minibatches of 1 are asked for",
+    other_seed: "drawn by another seed than the plan's",
+    older_round: "of round 2 after round 3 had begun",
+    far_model: "the plan's bound is 50",
+    unplanned_verb: "the plan of this run has no 'losses losses'",
+    vector_in_clear: "the plan of this run shows sums alone",
+    lonely_sum: "client 0 has 1 of the weights of a sum, the plan's cap is 0.5",
+    sum_of_two: "a sum of 2 members is asked for",
+    lie_about_weights: "not those of all its parties",
+    deleted_account: "deleted what it knew of this run",
+}
+"""Attacks, and what the site must say."""
+
+
+def run_attack(attack: Attack) -> Reply:
+    """Return what the victim says to an attack."""
+    with serve() as server:
+        return attack(server)
+
+
+# -- what a server that keeps to the plan gets -----------------------------------------------------
+
+
+def measure_gradient(server: Server, step: float) -> tuple[int, float]:
+    """Return losses used, and the relative error of a gradient from differences of losses."""
+    x = agree(server)
+    rng = np.random.default_rng(0)
+    x = x + 0.1 * rng.normal(size=x.shape)
+    base, found = server.loss(x, 1), np.zeros(server.size)
+    for k in range(server.size):
+        found[k] = (server.loss(x + step * np.eye(server.size)[k], 2 + k) - base) / step
+    truth = true_gradient(server, x)
+    return server.answered, float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
+def true_gradient(server: Server, x: Vector) -> Vector:
+    """Return the victim's gradient, in two rows of weights and two intercepts."""
+    inputs, labels = rows_of(server)
+    weights, biases = x[: 2 * server.features].reshape(2, -1), x[2 * server.features :]
+    scores = inputs @ weights.T + biases
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    errors = (shares - np.eye(2)[labels]) / len(labels)
+    whole = np.concatenate([(errors.T @ inputs).ravel(), errors.sum(axis=0)])
+    penalty = 0.001 * np.concatenate([x[: 2 * server.features], x[2 * server.features :]])
+    return np.asarray(whole + penalty)
+
+
+def rows_of(server: Server) -> tuple[Vector, NDArray[np.int64]]:
+    """Return the victim's training rows."""
+    train = server.federation.subset([VICTIM]).train
+    return train.inputs.astype(np.float64), train.targets.astype(np.int64)
+
+
+def measure_row(server: Server, length: float) -> tuple[int, float]:
+    """Return losses used, and how far the row that they give is from a true one.
+
+    Where the intercept is far below zero the loss is a plane; what is above the plane when the
+    intercept rises belongs to one row at first, and its slopes are the row. The distance is in
+    those of the victim's median row from the true one.
+    """
+    agree(server)
+    f, (inputs, _) = server.features, rows_of(server)
+    w = np.random.default_rng(1).normal(size=f)
+    w *= length / np.linalg.norm(w)
+    r, far, wide, ones = 0, -62.0, 1.0, np.eye(f)
+
+    def ask(w: Vector, b: float) -> float:
+        nonlocal r
+        r += 1
+        model = np.concatenate([-w / 2, w / 2, [-b / 2, b / 2]])
+        return server.loss(model, r) - 0.0005 * float(model @ model)
+
+    base = ask(w, far)
+    slopes = np.array([(ask(w + wide * ones[k], far) - base) / wide for k in range(f)])
+    fall = (ask(w, far - 1.0) - base) / -1.0
+    above = lambda w2, b: ask(w2, b) - base - slopes @ (w2 - w) - fall * (b - far)  # noqa: E731
+    wanted = max(1e-4, 8 * server.plan.rounding)
+    low, high = far, -far
+    for _ in range(ROUNDS - 2 * f - 4):
+        middle = (low + high) / 2
+        low, high = (low, middle) if above(w, middle) > wanted else (middle, high)
+    h = 1e-3 if not server.plan.rounding else 1.0
+    start = above(w, high)
+    one = (above(w, high + h) - start) / h
+    found = np.array([(above(w + h * ones[k], high) - start) / h for k in range(f)])
+    if not one:
+        return server.answered, float("inf")
+    distances = np.linalg.norm(inputs - found / one, axis=1)
+    nearest = int(distances.argmin())
+    median = float(np.median(np.linalg.norm(inputs - inputs[nearest], axis=1)))
+    return server.answered, float(distances[nearest] / median)
+
+
+def measure() -> None:
+    """Print what a signed server that chooses its models gets."""
+    print("| privacy | losses rounded to | losses used | error of a gradient | error of a row |")
+    print("|---" * 5 + "|")
+    for privacy, rounding in (("none", 0.0), ("secure", 0.0), ("secure", 1e-3), ("secure", 1e-2)):
+        step = max(1e-5, rounding**0.5)
+        with serve(privacy, rounding) as server:
+            used, gradient = measure_gradient(server, step)
+        rows = []
+        for length in (6.0, 9.0, 12.0):
+            with serve(privacy, rounding) as server:
+                rows.append(measure_row(server, length)[1])
+        rounded = f"{rounding:g}" if rounding else "not"
+        print(f"| {privacy} | {rounded} | {used} | {gradient:.1e} | {min(rows):.1e} |", flush=True)
+
+
+def main() -> int:
+    """Attack, and measure if that is asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--measure", action="store_true", help="what a signed server gets, too")
+    args = parser.parse_args()
+    wrong = 0
+    print("| attack | the site says |\n|---|---|")
+    for attack, message in ATTACKS.items():
+        reply = run_attack(attack)
+        good = reply.error == "refused" and message in reply.text
+        wrong += not good
+        told = reply.text if reply.error else f"ANSWERED: {json.dumps(reply.numbers)[:80]}"
+        print(f"| {str(attack.__doc__).strip('.')} | {told} |", flush=True)
+    if args.measure:
+        print()
+        measure()
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""What a site has answered in a run, and whether the plan has the next question.
+
+A *question* is what an answer depends on: the same one may be asked again at will, because its
+answer tells nothing new. The plan says how many different ones a step has in a round, and at how
+many models. The account lies in the run's memory and is on the disk before an answer leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.flower.memory import Memory, slug, write_private
+from equifed.flower.plan import PURPOSE, Plan, find_other, read_plan
+from equifed.flower.site import Policy, Refused
+from equifed.flower.wire import Request, digest_model
+from equifed.training.signing import KeyProblem, PublicKey, find_signer
+
+RECKONED = ("steps", "epochs", "batch_size", "proximal", "radius", "correction", "average",
+            "mean_gradient", "multiplier")  # fmt: skip
+"""Settings of local work that a plan fixes."""
+
+KEPT_ROUNDS = 32
+"""Rounds back to which a run may be resumed: older questions are refused, even asked again."""
+
+ONCE = ("prepare", "metrics", "statistics", "deliver")
+"""Requests that belong to no round."""
+
+KEYED = ("sum", "norms", "recall")
+"""Requests about vectors that a client keeps."""
+
+FREE = ("hello", "keys", "shares", "boxes", "unmask", "bounds")
+"""Requests that are not counted: steps of a hidden sum, and bounds, which never change."""
+
+
+class Waiting(Exception):
+    """The site's people have not approved the plan yet."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: the step of the algorithm, the round (0: none), and what its answer is of."""
+
+    step: str
+    scope: int
+    digest: str
+    model: str = ""
+    batch: int | None = None
+    work: Mapping[str, Any] = field(default_factory=dict)
+
+
+def list_questions(request: Request, memory: Memory) -> list[Question]:
+    """Return the questions of a request: that of its operation, and that of a sum made with it."""
+    op, args = request.op, request.args
+    if op in FREE:
+        return []
+    if op == "prepare":
+        stage = str(args["asked"]["stage"])
+        return [Question(f"prepare {stage}", 0, _digest(args["asked"]))]
+    if op in KEYED:
+        key = str(args["key"])
+        model, scope = memory.trace(key)
+        step, about = f"{op} {key.rpartition('/')[2] or 'nothing'}", [key, args.get("minus")]
+    else:
+        address = [str(word) for word in args.get("address", [])]
+        model = digest_model(_bytes(request, "x")) if "x" in request.arrays else ""
+        in_round = op != "metrics" and address[:1] == ["round"] and len(address) > 1
+        scope = int(address[1]) if in_round else 0
+        place = " ".join(re.sub(r"^-?\d+$", "#", word) for word in address[2 * in_round :])
+        step = f"{op} {place}".strip() if op not in ONCE else op
+        named = ("batch_size", "work", "slope", "form", "splits", "metrics", "describe", "control")
+        about = [[args.get(name) for name in named], args.get("address"), model]
+    if scope == 0 and op not in ONCE:
+        step = f"once {step}"
+    others = {name: digest_model(_bytes(request, name)) for name in request.arrays if name != "x"}
+    asked = Question(
+        step, scope, _digest([step, about, others]), model, args.get("batch_size"),
+        dict(args.get("work") or {}),
+    )  # fmt: skip
+    if "mask" not in args:
+        return [asked]
+    part = str(args["mask"]["part"]) if op == "local" else op
+    kind = step.rpartition(" ")[2] if op == "sum" else part
+    row = _digest([asked.digest, args["mask"]["weights"]])
+    summed = Question(f"{'' if scope else 'once '}opened {kind}", scope, row, model)
+    return [summed] if op == "sum" else [asked, summed]
+
+
+def _bytes(request: Request, name: str) -> bytes:
+    return bytes(np.asarray(request.arrays[name]).tobytes())
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+# -- the plan of a run at a site -------------------------------------------------------------------
+
+
+def accept_plan(
+    told: Any,
+    policy: Policy,
+    memory: Memory,
+    root: Path,
+    name: str,
+    samples: int,
+    about: str,
+    keys: Mapping[str, PublicKey] | None,
+    run: str,
+) -> Plan | None:
+    """Take the plan that comes with a hello, or raise :class:`Refused` or :class:`Waiting`.
+
+    ``about`` are the settings of the site's own copy of the app, ``keys`` are those of all sites
+    that it knows. Without operators in the policy a run may have no plan.
+    """
+    if not told:
+        if policy.operators:
+            raise Refused("this site answers signed runs alone, and this one has no plan")
+        policy.check_plan({}, samples)
+        return None
+    operator, plan = read_signed(told, policy)
+    works = [step["work"] for step in plan.steps.values() if step.get("work")]
+    work = {"lr": 1.0, **works[0]} if works else None
+    asked = {"privacy": plan.privacy, "requests": plan.requests, "work": work}
+    policy.check_plan(asked, samples)
+    if plan.run != run:
+        raise Refused("the plan is that of another run")
+    kept, place = memory.read_record("plan"), root / "plans" / f"{plan.digest[:16]}-{slug(name)}"
+    other = find_other(json.loads(about), plan.config) if about and not kept else ""
+    if other:
+        raise Refused(f"the plan is of another app than this site installed: {other}")
+    _check_members(plan, name, keys)
+    changed = bool(kept) and kept["digest"] != plan.digest
+    if changed and not plan.extends(read_plan(str(kept["text"]))):
+        raise Refused("the plan of this run was changed after the site had agreed to it")
+    state = _read_state(place)
+    if not kept and state.get("state") == "used":
+        raise Refused("this site deleted what it knew of this run; start a new one")
+    if policy.approve == "ask" and state.get("state") not in ("approved", "used"):
+        _write_state(place, "waiting", plan, operator)
+        raise Waiting(f"the people of this site have not approved the plan {plan.digest[:16]} yet")
+    if not kept or changed:
+        memory.write_record("plan", {"digest": plan.digest, "text": told["text"]})
+        _write_state(place, "used", plan, operator)
+    return plan
+
+
+def read_signed(told: Any, policy: Policy) -> tuple[str, Plan]:
+    """Return who signed a plan and the plan, or raise :class:`Refused`."""
+    try:
+        text, signature = str(told["text"]), str(told["signature"])
+        plan = read_plan(text)
+    except (KeyProblem, KeyError, TypeError) as error:
+        raise Refused(f"the plan of the run cannot be read ({type(error).__name__})") from None
+    operator = find_signer(policy.operator_keys, PURPOSE, text.encode(), signature)
+    if operator is None and policy.operators:
+        raise Refused(
+            "the plan is signed by nobody whom this site's policy lists under operators"
+            if signature
+            else "this site answers signed runs alone, and the plan of this one is not signed"
+        )
+    return operator or "", plan
+
+
+def _check_members(plan: Plan, name: str, keys: Mapping[str, PublicKey] | None) -> None:
+    if plan.members and name not in plan.members:
+        raise Refused(f"the plan does not name {name!r} among those who take part")
+    if keys is None:
+        return
+    if plan.privacy == "secure" and not plan.members:
+        raise Refused("the plan names nobody who takes part, and this site has a list of peers")
+    for member, line in plan.members.items():
+        if member not in keys or keys[member].line != line:
+            raise Refused(f"the plan gives {member!r} a key that is not in this site's peers")
+
+
+def _read_state(place: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(place.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_state(place: Path, state: str, plan: Plan, operator: str) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    told = {"state": state, "digest": plan.digest, "operator": operator, "words": plan.describe()}
+    content = json.dumps(told, indent=1).encode()
+    write_private(place.with_suffix(".json"), content, sync=True)
+
+
+def list_plans(root: Path) -> dict[str, dict[str, Any]]:
+    """Return the plans that a site was shown, by the beginning of their digests."""
+    return {path.stem: _read_state(path) for path in sorted((root / "plans").glob("*.json"))}
+
+
+def approve(root: Path, name: str) -> None:
+    """Let a plan that waits run."""
+    path = root / "plans" / f"{name}.json"
+    told = {**_read_state(path), "state": "approved"}
+    write_private(path, json.dumps(told, indent=1).encode(), sync=True)
+
+
+# -- its requests ----------------------------------------------------------------------------------
+
+
+class Account:
+    """The questions that a client answered under a plan."""
+
+    def __init__(self, memory: Memory, plan: Plan) -> None:
+        self.memory, self.plan = memory, plan
+
+    @classmethod
+    def open(cls, memory: Memory, policy: Policy) -> Account | None:
+        """Return the account of a run; None where the site lets anybody ask."""
+        kept = memory.read_record("plan")
+        if kept:
+            return cls(memory, read_plan(str(kept["text"])))
+        if policy.operators:
+            raise Refused("no plan of this run was agreed to at this site")
+        return None
+
+    def admit(self, request: Request) -> list[str]:
+        """Write a request down, or raise :class:`Refused`; return what is unusual about it."""
+        told: list[str] = []
+        self._refuse_clear(request)
+        record = self.memory.read_record("account")
+        asked = list_questions(request, self.memory)
+        for question in asked:
+            self._check(question, request)
+            told += self._count(question, record)
+        if asked:
+            self.memory.write_record("account", record)
+        return told
+
+    def _refuse_clear(self, request: Request) -> None:
+        """Refuse to show a vector or a single row's answer where the plan shows sums alone."""
+        if self.plan.privacy != "secure":
+            return
+        args, stage = request.args, request.args.get("asked", {}).get("stage")
+        bare = request.op in ("sum", "curvature", "prepare") and "mask" not in args
+        if args.get("give") or args.get("describe") or request.op == "recall":
+            raise Refused(f"the plan of this run shows sums alone, {request.op!r} asks for more")
+        if bare and stage != "names":
+            raise Refused(f"the plan of this run shows sums alone, {request.op!r} asks for a term")
+
+    def _check(self, asked: Question, request: Request) -> None:
+        plan, step = self.plan, self.plan.steps.get(asked.step)
+        if asked.step == "metrics":
+            odd = [s for s in request.args["splits"] if s not in plan.splits]
+            known = set(plan.config["evaluate"]["metrics"])
+            odd += [m for m in request.args["metrics"] if m not in known]
+            if odd:
+                raise Refused(f"the plan measures nothing on or by {odd[0]!r:.40}")
+            return
+        if step is None:
+            raise Refused(f"the plan of this run has no {asked.step!r:.80}")
+        if not 0 <= asked.scope <= plan.rounds:
+            raise Refused(f"round {asked.scope} is asked about, the plan has {plan.rounds}")
+        if request.op in ("losses", "gradient", "local") and "opened" not in asked.step:
+            if int(request.args["seed"]) != plan.seed:
+                raise Refused("the minibatches are drawn by another seed than the plan's")
+            if asked.batch != step.get("batch"):
+                raise Refused(f"minibatches of {asked.batch} are asked for, not of "
+                              f"{step.get('batch')} as the plan says")  # fmt: skip
+        for key, value in (step.get("work") or {}).items():
+            given = asked.work.get(key)
+            if given != value and not (key == "lr" and 0 < float(given or 0) <= value):
+                raise Refused(
+                    f"local work with {key} = {given} is asked for, the plan says {value}"
+                )
+
+    def _count(self, asked: Question, record: dict[str, Any]) -> list[str]:
+        """Add a question to the record; refuse one too many, or out of its order."""
+        plan, scope = self.plan, str(asked.scope)
+        by_step = record.setdefault(asked.step, {}).setdefault(scope, {})
+        latest = int(record.get("round", 0))
+        if asked.scope and asked.scope < latest - KEPT_ROUNDS:
+            raise Refused(f"round {asked.scope} is long over: this run is in round {latest}")
+        if asked.digest in by_step:
+            return []
+        limit = plan.steps.get(asked.step, {})
+        if asked.step == "metrics":
+            limit = {"times": plan.evaluations, "models": plan.evaluations}
+        models = {*by_step.values(), asked.model}
+        wrong = ""
+        if len(models) > int(limit["models"]):
+            wrong = (
+                f"a second model in {asked.step!r}"
+                if len(models) == 2
+                else (f"{len(models)} models in {asked.step!r}, the plan has {limit['models']}")
+            )
+        elif len(by_step) >= int(limit["times"]):
+            wrong = f"{asked.step!r} {len(by_step) + 1} times, the plan says {limit['times']}"
+        elif asked.scope and asked.scope < latest:
+            wrong = f"{asked.step!r} of round {scope} after round {latest} had begun"
+        if wrong:
+            self._repeat(record, wrong if asked.scope == 0 else f"{wrong}, round {scope}")
+        by_step[asked.digest] = asked.model
+        if asked.scope > latest:
+            record["round"] = asked.scope
+            for done in (v for v in record.values() if isinstance(v, dict)):
+                for old in [r for r in done if 0 < int(r) < asked.scope - KEPT_ROUNDS]:
+                    del done[old]
+        return [f"unusual: {wrong}"] if wrong else []
+
+    def _repeat(self, record: dict[str, Any], wrong: str) -> None:
+        """Use one of the repeats that the plan allows for rounds that clients were lost in."""
+        used = int(record.get("repeats", 0))
+        if used >= self.plan.repeats:
+            raise Refused(f"the run asks for {wrong}")
+        record["repeats"] = used + 1
+
+    def check_model(self, what: str, length: float, first: float) -> None:
+        """Refuse a model that is longer than honest training makes it."""
+        most = self.plan.norm * max(1.0, first)
+        if not length <= most:
+            raise Refused(
+                f"{what} has length {length:.3g}, the plan's bound is {most:.3g}; if the data ask "
+                "for more, raise largest-model in [tool.flwr.app.config] and sign again"
+            )

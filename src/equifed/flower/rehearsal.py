@@ -1,0 +1,276 @@
+"""A plan from an app: its algorithm plays a few rounds among made-up clients, and we listen."""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from equifed.algorithms.around import unwrap
+from equifed.contract.absence import bound_share
+from equifed.contract.evaluation import SPLITS
+from equifed.data.federation import Federation
+from equifed.flower.account import RECKONED, Question, list_questions
+from equifed.flower.app_config import AppConfig, FederationSettings, Kept, read_app_settings
+from equifed.flower.flwr_private import parse_node_config
+from equifed.flower.handshake import Hello
+from equifed.flower.mailbox import Answers, Check, Mailbox
+from equifed.flower.members import Members
+from equifed.flower.memory import Memory
+from equifed.flower.plan import Plan, pack_plan, read_plan, sign_plan
+from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
+from equifed.flower.secure.sums import SecureSums
+from equifed.flower.server import FlowerClients
+from equifed.flower.site import Privacy
+from equifed.flower.task import Schema, Task
+from equifed.flower.wire import Request
+from equifed.flower.worker import Client, Worker
+from equifed.models.losses import resolve_loss
+from equifed.training.loop import train
+from equifed.training.signing import PublicKey, read_key_file, read_private
+
+REHEARSED, MOST_CLIENTS, ROWS = 3, 12, 24
+"""Rounds and clients of a rehearsal, and rows of each."""
+
+TRIES = 40
+"""Questions of a round in a step whose number depends on the data (measured step sizes)."""
+
+SHAPES = ((5,), (1, 28, 28), (3, 32, 32))
+"""Kinds of samples on which a rehearsal is tried, where no data are named."""
+
+PREPARE = ("kinds", "sums", "squares", "names", "counts")
+
+
+def make_plan(
+    config: AppConfig,
+    settings: FederationSettings,
+    members: Mapping[str, PublicKey] | None = None,
+    run: str = "",
+) -> Plan:
+    """Return the plan of a run; ``members`` are the only ones that take part, if there are any."""
+    rounds = settings.rounds or config.rounds
+    splits = choose_splits(config, settings)
+    about: dict[str, Any] = {"times": 1, "models": 1}
+    steps = {"deliver": about} if settings.deliver or settings.do == "evaluate" else {}
+    if settings.do == "statistics":
+        steps, splits, rounds = {"statistics": about}, (), 0
+    elif settings.do == "evaluate":
+        rounds = 0
+    else:
+        told = json.dumps(config.to_dict(), sort_keys=True)
+        steps |= _rehearse_once(told, settings.privacy, settings.clients)
+        steps |= {f"prepare {stage}": about for stage in PREPARE if config.table is not None}
+    again = 0 if settings.deadlines.on_missing != "continue" else 2 + rounds // 10
+    return Plan(
+        run or secrets.token_hex(8),
+        settings.do,
+        json.loads(json.dumps(config.to_dict())),
+        settings.privacy,
+        settings.clients,
+        rounds,
+        steps,
+        0 if not splits else rounds // config.evaluate.every + 4,
+        splits,
+        find_cap(config, settings.clients),
+        settings.largest_model,
+        config.guard.rounding,
+        again,
+        {name: key.line for name, key in (members or {}).items()},
+    )
+
+
+def choose_splits(config: AppConfig, settings: FederationSettings) -> tuple[str, ...]:
+    """Return on which rows models are measured.
+
+    Where sums are hidden training losses do not leave for the report alone.
+    """
+    asked = SPLITS if settings.do == "evaluate" else config.evaluate.splits
+    return tuple(s for s in asked if settings.privacy == "none" or s != "train")
+
+
+def lengthen(plan: Plan, config: AppConfig, rounds: int) -> Plan:
+    """Return the plan with more rounds."""
+    more = rounds - plan.rounds
+    repeats = plan.repeats + (more // 10 if plan.repeats else 0)
+    evaluations = plan.evaluations + (more // config.evaluate.every if plan.evaluations else 0)
+    return replace(plan, rounds=rounds, evaluations=evaluations, repeats=repeats)
+
+
+def find_cap(config: AppConfig, clients: int) -> float:
+    """Return the largest share of a hidden sum that one client may have: that of the guard."""
+    guard, core = config.guard, unwrap(config.build_algorithm([1] * clients))
+    if getattr(core, "clients_per_round", None) is not None:
+        return DRAWN
+    acts = guard.mode == "on" and guard.cap < 1
+    return bound_share(guard.cap, clients) if acts else LARGEST_SHARE
+
+
+class _Rehearsal(Mailbox):
+    """Clients in this process, whose requests are counted."""
+
+    def __init__(self, clients: list[Client], limits: Any) -> None:
+        super().__init__(None, limits, len(clients))  # type: ignore[arg-type]
+        self.clients = clients
+        self.asked: dict[int, dict[str, Question]] = {i: {} for i in range(len(clients))}
+
+    @override
+    def ask(self, requests: Mapping[int, Request], check: Check, partial: bool = False) -> Answers:
+        answers = Answers()
+        for i, request in requests.items():
+            arrays = {k: _unpack(a) for k, a in request.arrays.items()}
+            read = replace(request, args=json.loads(json.dumps(request.args)), arrays=arrays)
+            memory = Memory(self.clients[i].root, request.run, self.clients[i].name)
+            self.asked[i].update({q.digest: q for q in list_questions(read, memory)})
+            reply = Worker(self.clients[i], read).answer()
+            check(i, reply)
+            answers.replies[i] = reply
+        self.traffic.exchanges += 1
+        return answers
+
+
+def _unpack(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return array
+    return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _rehearse_once(told: str, privacy: Privacy, clients: int) -> dict[str, dict[str, Any]]:
+    return rehearse(AppConfig.from_dict(json.loads(told)), FederationSettings(clients, privacy))
+
+
+def rehearse(config: AppConfig, settings: FederationSettings) -> dict[str, dict[str, Any]]:
+    """Return the questions of a few rounds among made-up clients: how often, at how many models.
+
+    Raises :class:`ValueError` where nothing that is tried makes the algorithm run.
+    """
+    problems = []
+    for federation in _make_up(config, settings.clients):
+        try:
+            return _play(config, settings, federation)
+        except Exception as error:  # the next kind of samples may do
+            problems.append(f"{type(error).__name__}: {error}")
+    raise ValueError(
+        "What this run asks of the sites cannot be found out by a rehearsal, so it has no plan: "
+        f"{problems[0] if problems else 'there are no samples to try it on'}"
+    )
+
+
+def _play(
+    config: AppConfig, settings: FederationSettings, federation: Federation
+) -> dict[str, dict[str, Any]]:
+    task, n = config.build_task(), len(federation)
+    with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
+        root = Path(temporary)
+        clients = [Client(federation.subset([i]), task, root) for i in range(n)]
+        mailbox, members = _Rehearsal(clients, settings.deadlines), _introduce(task, federation)
+        hidden = SecureSums() if settings.privacy == "secure" else None
+        sizes = federation.train.sizes.tolist()
+        train(
+            config.build_algorithm(sizes),
+            FlowerClients(mailbox, members, hidden),
+            rounds=REHEARSED,
+            seed=config.seed,
+            progress=False,
+        )
+    found: dict[str, dict[str, Any]] = {}
+    for asked in mailbox.asked.values():
+        _count(found, list(asked.values()), config)
+    return found
+
+
+def _introduce(task: Task, federation: Federation) -> Members:
+    schema, sizes = Schema.of(federation.subset([0])), federation.train.sizes.tolist()
+    engine = task.build_engine(schema.make_placeholder())
+    hellos = [
+        Hello(name, None, {}, {"train": size}, schema, task.fingerprint(engine))
+        for name, size in zip(federation.names, sizes, strict=True)
+    ]
+    return Members("rehearsal", task, hellos, engine)
+
+
+def _count(found: dict[str, dict[str, Any]], asked: list[Question], config: AppConfig) -> None:
+    """Add one client's questions: of each step the most in a round, and what they have alike."""
+    rounds = {q.scope for q in asked}
+    for step in dict.fromkeys(q.step for q in asked):
+        mine = [q for q in asked if q.step == step]
+        per_round = [[q for q in mine if q.scope == r] for r in rounds]
+        times = max(len(one) for one in per_round)
+        told = {
+            "times": max(TRIES, times) if step.count("#") > 1 else times,
+            "models": max(len({q.model for q in one}) for one in per_round),
+            "batch": mine[0].batch,
+            "work": _common_work([dict(q.work) for q in mine if q.work], config),
+        }
+        old = found.get(step, told)
+        most = {key: max(told[key], old[key]) for key in ("times", "models")}
+        found[step] = {**told, **most}
+
+
+def _common_work(works: list[dict[str, Any]], config: AppConfig) -> dict[str, Any]:
+    """Return the settings of local work that are the same in every round, and the largest lr."""
+    if not works:
+        return {}
+    same = {k: works[0][k] for k in RECKONED if all(w[k] == works[0][k] for w in works)}
+    chosen = config.algorithm.get("local", {}).get("lr")
+    largest = max(float(w["lr"]) for w in works)
+    if isinstance(chosen, int | float) and largest == float(chosen):
+        same["lr"] = largest
+    return same
+
+
+def _make_up(config: AppConfig, clients: int) -> Iterator[Federation]:
+    """Return kinds of samples on which the rehearsal is tried."""
+    n, rng = min(max(clients, 3), MOST_CLIENTS), np.random.default_rng(0)
+    classes = _count_classes(config)
+    for shape in SHAPES:
+        for tokens in (False, True):
+            x: Any = rng.normal(size=(n, ROWS, *shape)).astype(np.float32)
+            x = rng.integers(0, 8, size=x.shape) if tokens else x
+            if classes is None:
+                y: Any = rng.normal(size=(n, ROWS)).astype(np.float32)
+            else:
+                y = np.stack([rng.permutation(np.arange(ROWS) % classes) for _ in range(n)])
+            rows = {f"client {i}": (x[i], y[i]) for i in range(n)}
+            yield Federation.from_clients(rows, classes=classes, tokens=tokens)
+
+
+def _count_classes(config: AppConfig) -> int | None:
+    if config.table is not None:
+        names, task = config.table.class_names, config.table.task
+        return len(names) if names else None if task == "regression" else config.table.classes or 2
+    if "name" in config.data:
+        return config.load_client(0).classes
+    loss = resolve_loss(config.model.get("loss", "auto"), None)
+    squared = config.classes is None and loss == "squared"
+    return None if squared else config.classes or 2
+
+
+# -- as an operator --------------------------------------------------------------------------------
+
+
+def sign_run(
+    folder: Path, given: Sequence[str], key: Path, members: Path | None
+) -> tuple[str, list[str]]:
+    """Return the signed plan of an app with these settings as one word, and the plan in words."""
+    (path,) = folder.glob("*/equifed.toml")
+    told = {**read_app_settings(folder), **parse_node_config(" ".join(given))}
+    config, settings = AppConfig.read(path), FederationSettings.from_run_config(told)
+    plan = make_plan(config, settings, None if members is None else read_key_file(members))
+    return pack_plan(sign_plan(plan, read_private(key))), plan.describe()
+
+
+def sign_more_rounds(out: Path, given: Sequence[str], key: Path) -> str:
+    """Return the signed plan of a run that goes on with more rounds, as one word."""
+    kept, changes = Kept(out), parse_node_config(" ".join(given))
+    config, plan = AppConfig.from_dict(kept.told["config"]), read_plan(kept.told["plan"]["text"])
+    rounds = max(int(changes.get("rounds", 0)), plan.rounds)
+    return pack_plan(sign_plan(lengthen(plan, config, rounds), read_private(key)))

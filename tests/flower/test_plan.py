@@ -1,0 +1,190 @@
+"""Plans: what is signed, what sites refuse, and that no honest run is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from scripts.trust.questions import (
+    ATTACKS,
+    Attack,
+    measure_gradient,
+    measure_row,
+    run_attack,
+    serve,
+)
+from tests.flower.grid import QUICK
+from tests.flower.test_tables import TABLE, make_grid, run
+from typer.testing import CliRunner
+
+from equifed.algorithms.guard import round_losses
+from equifed.cli.flower import app as flower_cli
+from equifed.flower.app import run_federation
+from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.handshake import StartError
+from equifed.flower.node import serve_site
+from equifed.flower.plan import pack_plan, read_plan, sign_plan
+from equifed.flower.rehearsal import make_plan
+from equifed.flower.site import Policy, SiteError
+from equifed.flower.trial.certificates import make_node_key
+from equifed.training.signing import KeyProblem, make_key, public_of, read_key_file, read_private
+
+pytestmark = pytest.mark.long
+
+KEY = Ed25519PrivateKey.generate()
+LINE = f'operators = ["{public_of(KEY, "anna").line} anna"]\n'
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_an_attack_is_refused_at_the_site_by_name(attack: Attack) -> None:
+    reply = run_attack(attack)
+    assert reply.error == "refused" and ATTACKS[attack] in reply.text
+    assert not reply.arrays and not set(reply.numbers) - {"name"}
+
+
+def test_what_a_signed_server_gets_by_choosing_models_is_what_the_page_says() -> None:
+    """The bounds of docs/privacy-parties.md: losses tell, and rounding makes them tell less."""
+    with serve("secure") as server:
+        used, plain = measure_gradient(server, 1e-5)
+    with serve("secure", 1e-2) as server:
+        rounded = measure_gradient(server, 0.1)[1]
+    assert used <= 60 and plain < 1e-3 and rounded > 0.3
+    with serve("secure") as server:
+        assert measure_row(server, 9.0)[1] < 0.1
+
+
+def settings(tmp_path: Path, **given: Any) -> FederationSettings:
+    return FederationSettings(4, deadlines=QUICK, out=str(tmp_path / "run"), **given)
+
+
+def listed(tmp_path: Path, text: str = LINE) -> dict[str, dict[str, Any]]:
+    (tmp_path / "policy.toml").write_text(text)
+    policy = {"policy": str(tmp_path / "policy.toml")}
+    return dict.fromkeys(("North", "South", "East", "West"), policy)
+
+
+@pytest.mark.parametrize("privacy", ["none", "secure"])
+def test_a_signed_run_is_the_unsigned_one(privacy: Any, tmp_path: Path) -> None:
+    config = AppConfig.from_dict(TABLE)
+    plain = run(make_grid(tmp_path / "a"), privacy=privacy)
+    plan = make_plan(config, settings(tmp_path, privacy=privacy))
+    given = settings(tmp_path, privacy=privacy, plan=pack_plan(sign_plan(plan, KEY)))
+    grid = make_grid(tmp_path / "b", more=listed(tmp_path))
+    signed = run_federation(grid, config, given)
+    for name, value in plain.parameters.items():
+        assert (signed.parameters[name] == value).all()  # type: ignore[index]
+    told = json.loads((tmp_path / "run" / "flower.json").read_text())["plan"]
+    assert read_plan(told["text"]) == plan
+
+
+def test_sites_with_operators_refuse_an_unsigned_run(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="West: refused: this site answers signed runs alone"):
+        run(make_grid(tmp_path / "sites", more=listed(tmp_path)))
+
+
+def test_a_plan_waits_until_a_site_approves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = AppConfig.from_dict(TABLE)
+    plan = make_plan(config, settings(tmp_path))
+    given = settings(tmp_path, plan=pack_plan(sign_plan(plan, KEY)))
+    more = {"South": listed(tmp_path, LINE + 'approve = "ask"\n')["South"]}
+    grid, root = make_grid(tmp_path / "sites", more=more), tmp_path / "sites" / "memory"
+    with pytest.raises(StartError, match=r"South: waiting: .*not approved.*equifed flower approve"):
+        run_federation(grid, config, given)
+    assert "waiting for 4 sites, 4 connected: East, North, West, South (waiting" in (
+        capsys.readouterr().out
+    )
+    shown = CliRunner().invoke(flower_cli, ["approve", str(root)])
+    assert "signed by anna" in shown.output and "algorithm fedavg" in shown.output
+    name = next(p.stem for p in (root / "plans").glob("*South*"))
+    assert name.startswith(plan.digest[:16])
+    assert CliRunner().invoke(flower_cli, ["approve", str(root), name]).exit_code == 0
+    assert run_federation(grid, config, given).rounds[-1].round == 3
+
+
+def test_only_listed_sites_with_their_keys_take_part(tmp_path: Path) -> None:
+    more: dict[str, dict[str, Any]] = {}
+    lines = []
+    for who in ("North", "South", "East", "West"):
+        private, public = make_node_key(tmp_path / "keys", who)
+        more[who] = {"node-key": str(private)}
+        lines.append(f"{public.read_text().strip()} {who}\n")
+    (tmp_path / "members").write_text("".join(lines))
+    members, config = read_key_file(tmp_path / "members"), AppConfig.from_dict(TABLE)
+    plan = make_plan(config, settings(tmp_path), members)
+    given = settings(tmp_path, plan=pack_plan(sign_plan(plan, KEY)))
+    run_federation(make_grid(tmp_path / "a", more=more), config, given)
+    swapped = {**more, "West": more["East"]}
+    with pytest.raises(StartError, match="West: refused: it does not prove that it has the key"):
+        run_federation(make_grid(tmp_path / "b", more=swapped), config, given)
+    (tmp_path / "others").write_text("".join(lines[:3]))
+    known = {**more, "South": {**more["South"], "peers": str(tmp_path / "others")}}
+    with pytest.raises(StartError, match="South: refused: the plan gives 'West' a key that is not"):
+        run_federation(make_grid(tmp_path / "c", more=known), config, given)
+    three = replace(plan, members={k: v for k, v in plan.members.items() if k != "West"})
+    given = settings(tmp_path, plan=pack_plan(sign_plan(three, KEY)))
+    with pytest.raises(StartError, match="West: refused: the plan does not name 'West'"):
+        run_federation(make_grid(tmp_path / "d", more=more), config, given)
+
+
+def test_a_name_has_one_key_and_a_key_one_name(tmp_path: Path) -> None:
+    one = public_of(KEY, "north").line
+    other = public_of(Ed25519PrivateKey.generate(), "x").line
+    for text, message in (
+        (f"{one} north\n{other} north\n", "line 2: a second key of 'north'"),
+        (f"{one} north\n{one} south\n", "key of 'north' under a second name, 'south'"),
+    ):
+        (tmp_path / "peers").write_text(text)
+        with pytest.raises(KeyProblem, match=message):
+            read_key_file(tmp_path / "peers")
+
+
+def test_a_node_without_operators_does_not_start(tmp_path: Path) -> None:
+    private, _ = make_node_key(tmp_path, "north")
+    with pytest.raises(SiteError, match=r"lists no operators.*or say --any-operator"):
+        serve_site("app", 'name="north"', "x:1", tmp_path / "ca.pem", private, None)
+
+
+def test_keys_are_written_once_and_read_back(tmp_path: Path) -> None:
+    made = CliRunner().invoke(flower_cli, ["keys", str(tmp_path), "anna"])
+    assert made.exit_code == 0 and 'operators = ["ssh-ed25519 ' in made.output
+    private = read_private(tmp_path / "anna.key")
+    (line,) = (tmp_path / "anna.pub").read_text().splitlines()
+    assert f"{public_of(private, 'anna').line} anna" == line
+    assert (tmp_path / "anna.key").stat().st_mode & 0o077 == 0
+    with pytest.raises(FileExistsError):
+        make_key(tmp_path, "anna")
+    (tmp_path / "policy.toml").write_text(f'operators = ["{line}"]\n')
+    assert list(Policy.read(tmp_path / "policy.toml").operator_keys) == ["anna"]
+    for text, message in (
+        ('operators = ["ssh-ed25519 AAAA anna"]', "is no public key with a name"),
+        ('approve = "ask"', "needs operators"),
+        ('approve = "later"', "approve"),
+    ):
+        (tmp_path / "policy.toml").write_text(text)
+        with pytest.raises(SiteError, match=message):
+            Policy.read(tmp_path / "policy.toml")
+
+
+def test_the_server_computes_with_the_losses_that_sites_round(tmp_path: Path) -> None:
+    """The guard of a simulation and the sites of a federation round alike."""
+    algorithm = {"name": "afl", "local": {"lr": 0.1, "steps": 3}, "dual_step": 0.1}
+    guard = {"mode": "watch", "rounding": 0.125}
+    table = {**TABLE, "algorithm": algorithm, "guard": guard, "evaluate": {"splits": []}}
+    clear, hidden = (
+        run(make_grid(tmp_path / privacy, table), table=table, privacy=privacy)
+        for privacy in ("none", "secure")
+    )
+    assert clear.rounds[-1].round == 3
+    for r, weights in clear.weights.items():
+        np.testing.assert_array_equal(weights, hidden.weights[r])
+    losses = np.array([0.1, 0.2, 0.37, 0.5])
+    once = round_losses(losses, 0.125)
+    np.testing.assert_array_equal(once * 8, np.rint(once * 8))
+    np.testing.assert_array_equal(round_losses(once, 0.125), once)
