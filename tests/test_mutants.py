@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scripts.mutants.__main__ import Copy, choose_tests, draw_mutants, report, try_mutant
 from scripts.mutants.__main__ import Test as Known
-from scripts.mutants.__main__ import choose_tests, draw_mutants, report, try_mutant
 from scripts.mutants.operators import Mutant, find_mutants, read_mutants
 
 ROOT = Path(__file__).parents[1]
@@ -79,20 +79,52 @@ def test_lines_are_drawn_by_the_seed_and_no_line_twice() -> None:
     assert len({mutant.line for mutant in one}) == 20
 
 
-MUTANT = Mutant("src/equifed/m.py", 2, 0, 1, "constant", "1", "Box.open")
+MUTANT = Mutant("src/equifed/m.py", 2, 0, 1, "constant", "1", "Box.open", 3, 4)
 
 
-def test_specific_tests_of_the_function_come_first_as_long_as_there_is_time() -> None:
+def test_specific_tests_of_the_line_come_first_as_long_as_there_is_time() -> None:
     here, there = "src/equifed/m.py::Box.open", "src/equifed/m.py::other"
-    broad = Known("a.py::broad", 0.1, frozenset({here, *"abcdef"}))
-    narrow = Known("b.py::narrow", 0.1, frozenset({here}))
-    dear = Known("c.py::dear", 9.0, frozenset({here}))
-    apart = Known("d.py::apart", 0.1, frozenset({there}))
-    tests = [broad, dear, apart, narrow]
+    broad = Known("a.py::broad", 0.1, {here: 0b11111, **dict.fromkeys("abcdef", 1)})
+    narrow = Known("b.py::narrow", 0.1, {here: 0b01001})
+    dear = Known("c.py::dear", 9.0, {here: 0b10001})
+    other_way = Known("d.py::other_way", 0.1, {here: 0b00111})
+    apart = Known("e.py::apart", 0.1, {there: 1})
+    tests = [broad, dear, apart, narrow, other_way]
     assert choose_tests(MUTANT, tests, seconds=2.0) == [narrow, broad]
     assert choose_tests(MUTANT, tests, seconds=20.0) == [narrow, broad, dear]
-    of_the_module = replace(MUTANT, function="")
-    assert set(choose_tests(of_the_module, tests, seconds=2.0)) == {narrow, broad, apart}
+    new_line = replace(MUTANT, first=7, last=7)
+    assert set(choose_tests(new_line, tests, seconds=2.0)) == {narrow, broad, other_way}
+    of_the_class = replace(MUTANT, function="Box", first=0, last=-1)
+    assert set(choose_tests(of_the_class, tests, seconds=2.0)) == {narrow, broad, other_way}
+    of_the_module = replace(of_the_class, function="")
+    assert set(choose_tests(of_the_module, tests, seconds=5.0)) == {*tests} - {dear}
+
+
+def test_many_cases_of_one_function_do_not_shut_out_the_others() -> None:
+    here = "src/equifed/m.py::Box.open"
+    cases = [Known(f"a.py::test[{k}]", 0.1, {here: 31}) for k in range(50)]
+    other = Known("a.py::other", 0.1, {here: 31, "b": 1})
+    assert choose_tests(MUTANT, [*cases, other], seconds=1.5)[3] == other
+
+
+def test_places_in_a_function_have_the_lines_of_their_statement() -> None:
+    source = """
+class A:
+    b: int = 1
+
+    def f(self, x=2):
+        def g():
+            return 3
+        return [
+            4,
+            g(),
+        ]
+"""
+    found = {m.text: m for m in find_mutants("m.py", source) if m.operator == "constant"}
+    places = {t: (m.function, m.first, m.last) for t, m in found.items()}
+    assert places == {
+        "0": ("A", 0, -1), "3": ("A.f", 0, 0), "4": ("A.f", 2, 2), "5": ("A.f", 3, 6),
+    }  # fmt: skip
 
 
 @pytest.mark.long
@@ -104,13 +136,14 @@ def test_a_mutant_is_tried_in_the_copy_which_is_restored(tmp_path: Path) -> None
     tests.write_text(
         "from signs import sign\n\n\ndef test_both():\n    assert sign(2) == -sign(-2) == 1\n"
     )
-    known = [Known("test_signs.py::test_both", 0.0, frozenset())]
+    known, copy = [Known("test_signs.py::test_both", 0.0, {})], Copy(tmp_path)
     for mutant in find_mutants("src/signs.py", source):
         if mutant.operator in {"comparison", "boundary"}:
-            row = try_mutant(mutant, tmp_path, known, limit=60)
+            row = try_mutant(mutant, copy, known, limit=60)
             survives = row["after"] == "return 1 if x >= 0 else -1"  # nobody tries 0
             assert row["outcome"] == ("survived" if survives else "killed")
             assert module.read_text() == source
+    copy.close()
 
 
 def test_survivors_with_a_reason_are_not_counted() -> None:

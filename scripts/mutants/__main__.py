@@ -6,10 +6,11 @@
 
 Lines are drawn evenly from all lines of the folders below that some operator changes
 (``operators.py``), and for each line one of its mutants. The nearest tests of a mutant are those
-that call its function, the most specific first, as far as the seconds given go. Who calls what is
-learnt from one run of the tests that are not slow (``calls.py``), kept in ``build/mutants`` and
-made again with ``--learn``. Everything runs in copies of the tree; results are appended to
-``build/mutants/SEED.jsonl``, and the same command resumes an interrupted one.
+that execute its line, or else call its function, the most specific first and no test function for
+long, as far as the seconds given go. Who executes what is learnt from one run of the tests that are
+not slow (``calls.py``), kept in ``build/mutants`` and made again with ``--learn``. Everything runs
+in copies of the tree; results are appended to ``build/mutants/SEED.jsonl``, and the same command
+resumes an interrupted one. Seconds are of processor time.
 
 ``equivalent.toml`` has the survivors that compute the same as the original, each with its reason.
 """
@@ -21,15 +22,14 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -42,18 +42,19 @@ FOLDERS = (
     "objectives", "algorithms", "steps", "engines", "data", "runs", "metrics", "training", "flower",
 )  # fmt: skip
 PYTEST = (
-    sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider",
-    "-p", "no:randomly", "--no-header", "--tb=no",
+    "-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=no",
 )  # fmt: skip
+IN_A_ROW = 3
+"""Cases of one test function before others have their turn."""
 
 
 @dataclass(frozen=True)
 class Test:
-    """One test that passes: what it calls, and how long it takes."""
+    """One test that passes: the lines of functions it executes as bits, and how long it takes."""
 
     name: str
     seconds: float
-    functions: frozenset[str]
+    functions: Mapping[str, int] = field(hash=False)
 
 
 def draw_mutants(mutants: Sequence[Mutant], seed: int, count: int) -> list[Mutant]:
@@ -89,7 +90,8 @@ def learn_calls(copy: Path, output: Path, paths: Sequence[str], jobs: int) -> No
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".new")
     partial.unlink(missing_ok=True)
-    command = [*PYTEST, "-n", str(jobs), "-p", "scripts.mutants.calls", *paths]
+    plugin = ("-n", str(jobs), "-p", "scripts.mutants.calls")
+    command = [sys.executable, "-m", "pytest", *PYTEST, *plugin, *paths]
     given = {**surroundings(copy), "MUTANTS_CALLS": str(partial)}
     subprocess.run(command, cwd=copy, env=given, check=False)
     if not partial.is_file():
@@ -100,25 +102,35 @@ def learn_calls(copy: Path, output: Path, paths: Sequence[str], jobs: int) -> No
 def read_tests(path: Path, copy: Path) -> list[Test]:
     """Return the tests that were learnt, as far as their files are still there."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    tests = {row["test"]: Test(row["test"], row["seconds"], frozenset(row["functions"]))
-             for row in rows}  # fmt: skip
+    tests = {}
+    for row in rows:
+        lines = {name: int(bits, 16) for name, bits in row["functions"].items()}
+        tests[row["test"]] = Test(row["test"], row["seconds"], lines)
     return [test for name, test in tests.items() if (copy / name.split("::")[0]).is_file()]
 
 
 def choose_tests(mutant: Mutant, tests: Sequence[Test], seconds: float) -> list[Test]:
-    """Return tests that call the mutant's function, those that call least else first.
+    """Return tests that execute the mutant's line, those that call least else first.
 
-    For a line outside of functions: tests that call anything of its module. Tests of files that are
-    open already come for nothing more than their own time; another file costs half a second.
+    Where none is known to: tests that call its function, the functions of its class, or anything of
+    its module. Tests of files that are open already come for nothing more than their own time;
+    another file costs half a second.
     """
-    module = f"{mutant.path}::"
-    wanted = {module + mutant.function}
-    near = [test for test in tests if wanted & test.functions]
-    if not near:  # the body of a class or of a module, or a method that is only inherited
-        near = [t for t in tests if any(name.startswith(module) for name in t.functions)]
+    name = f"{mutant.path}::{mutant.function}"
+    line = sum(1 << k for k in range(mutant.first, mutant.last + 1))
+    near = [t for t in tests if t.functions.get(name, 0) & line]
+    near = near or [t for t in tests if name in t.functions]
+    for prefix in (f"{name}.", f"{mutant.path}::"):
+        near = near or [t for t in tests if any(f.startswith(prefix) for f in t.functions)]
+    near.sort(key=lambda t: (len(t.functions) + 20 * t.seconds, t.name))
+    turns, ranks = Counter[str](), {}
+    for test in near:
+        function = test.name.split("[")[0]
+        ranks[test.name] = turns[function] // IN_A_ROW
+        turns[function] += 1
     chosen: list[Test] = []
     files: set[str] = set()
-    for test in sorted(near, key=lambda t: (len(t.functions) + 20 * t.seconds, t.name)):
+    for test in sorted(near, key=lambda t: ranks[t.name]):
         file = test.name.split("::")[0]
         cost = test.seconds + 0.01 + 0.5 * (file not in files)
         if cost <= seconds or not chosen:
@@ -128,9 +140,34 @@ def choose_tests(mutant: Mutant, tests: Sequence[Test], seconds: float) -> list[
     return chosen
 
 
-def try_mutant(mutant: Mutant, copy: Path, tests: Sequence[Test], limit: float) -> dict[str, Any]:
+class Copy:
+    """A copy of the tree, in which tests run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tester = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("tester.py")], cwd=folder,
+            env=surroundings(folder), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, arguments: Sequence[str], limit: float) -> tuple[int | None, str]:
+        """Return exit status and output; None for tests that did not end in time."""
+        written = self.folder / ".mutant-output"
+        asked = {"arguments": list(arguments), "output": str(written), "limit": limit}
+        assert self._tester.stdin is not None and self._tester.stdout is not None
+        self._tester.stdin.write(json.dumps(asked) + "\n")
+        self._tester.stdin.flush()
+        code = json.loads(self._tester.stdout.readline())
+        return code, written.read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        """End the process that waits for tests."""
+        self._tester.communicate()
+
+
+def try_mutant(mutant: Mutant, copy: Copy, tests: Sequence[Test], limit: float) -> dict[str, Any]:
     """Return what becomes of a mutant in a copy, which is restored."""
-    file = copy / mutant.path
+    file = copy.folder / mutant.path
     source = file.read_text(encoding="utf-8")
     before, after = mutant.lines(source)
     told = {
@@ -140,10 +177,10 @@ def try_mutant(mutant: Mutant, copy: Path, tests: Sequence[Test], limit: float) 
     if not tests:
         return {**told, "outcome": "survived", "why": "no test calls it"}
     file.write_text(mutant.apply(source), encoding="utf-8")
-    names = copy / ".mutant-tests"
+    names = copy.folder / ".mutant-tests"
     names.write_text("\n".join(test.name for test in tests), encoding="utf-8")
     try:
-        code, output = _run([*PYTEST, "-x", f"@{names}"], copy, limit)
+        code, output = copy.run([*PYTEST, "-x", f"@{names}"], limit)
     finally:
         file.write_text(source, encoding="utf-8")
     if code is None:
@@ -151,21 +188,6 @@ def try_mutant(mutant: Mutant, copy: Path, tests: Sequence[Test], limit: float) 
     lines = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
     why = lines[0] if lines else output.strip().splitlines()[-1:]
     return {**told, "outcome": "killed", "why": why} if code else {**told, "outcome": "survived"}
-
-
-def _run(command: Sequence[str], copy: Path, limit: float) -> tuple[int | None, str]:
-    """Return exit status and output, or None for a process that did not end in time."""
-    started = subprocess.Popen(
-        command, cwd=copy, env=surroundings(copy), text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        output, _ = started.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)
-        started.communicate()
-        return None, ""
-    return started.returncode, output
 
 
 def _key(mutant: Mutant) -> str:
@@ -198,10 +220,11 @@ def report(rows: Sequence[dict[str, Any]], equivalent: dict[tuple[str, str, str]
 def run_all(chosen: Sequence[Mutant], tests: Sequence[Test], output: Path, given: Any) -> None:
     """Try mutants in as many copies as there are jobs, and append what becomes of them."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copies: Queue[Path] = Queue()
+        made, copies = [], Queue[Copy]()
         for job in range(given.jobs):
             copy_tree(ROOT, Path(folder) / str(job))
-            copies.put(Path(folder) / str(job))
+            made.append(Copy(Path(folder) / str(job)))
+            copies.put(made[-1])
 
         def play(mutant: Mutant) -> None:
             copy = copies.get()
@@ -216,6 +239,8 @@ def run_all(chosen: Sequence[Mutant], tests: Sequence[Test], output: Path, given
 
         with ThreadPoolExecutor(given.jobs) as pool:
             list(pool.map(play, chosen))
+        for copy in made:
+            copy.close()
 
 
 def parse() -> argparse.Namespace:
@@ -226,7 +251,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(FOLDERS), help="folders of src/equifed")
     parser.add_argument("--jobs", type=int, default=2, help="copies to try mutants in at once")
     parser.add_argument("--seconds", type=float, default=20, help="of tests per mutant")
-    parser.add_argument("--limit", type=float, default=120, help="seconds after which it is killed")
+    parser.add_argument("--limit", type=float, default=90, help="seconds after which it is killed")
     parser.add_argument("--learn", action="store_true", help="learn again what each test calls")
     parser.add_argument("--paths", default="tests src", help="the tests to learn from")
     return parser.parse_args()

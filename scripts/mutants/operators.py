@@ -49,7 +49,11 @@ UNTOUCHED = ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom
 
 @dataclass(frozen=True, order=True)
 class Mutant:
-    """One change of one place of a file; ``begin`` and ``end`` count characters."""
+    """One change of one place of a file; ``begin`` and ``end`` count characters.
+
+    ``function`` is the outermost function or the class that it is in, ``first`` and ``last`` are
+    the lines of its statement, counted from the function's ``def``; a class has no such lines.
+    """
 
     path: str
     line: int
@@ -58,6 +62,8 @@ class Mutant:
     operator: str
     text: str
     function: str
+    first: int = 0
+    last: int = -1
 
     def apply(self, source: str) -> str:
         """Return the changed source."""
@@ -92,25 +98,30 @@ class _Finder:
         self._lines = [line.encode() for line in source.splitlines(keepends=True)]
         lengths = [len(line.decode()) for line in self._lines]
         self._starts = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
+        self._statement = (0, -1)
 
     def find(self) -> Iterator[Mutant]:
         """Yield the mutants."""
-        yield from self._walk(ast.parse(self.source), "")
+        yield from self._walk(ast.parse(self.source), "", 0)
 
-    def _walk(self, node: ast.AST, function: str) -> Iterator[Mutant]:
+    def _walk(self, node: ast.AST, function: str, start: int) -> Iterator[Mutant]:
         if isinstance(node, UNTOUCHED) or _is_for_type_checkers(node):
             return
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, ast.stmt):
+            self._statement = _header(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not start:
             function = f"{function}.{node.name}".lstrip(".")
+            start = 0 if isinstance(node, ast.ClassDef) else node.lineno
         for begin, end, operator, text in self._changes(node):
             line = self.source.count("\n", 0, begin) + 1
-            yield Mutant(self.path, line, begin, end, operator, text, function)
+            lines = [one - start for one in self._statement] if start else (0, -1)
+            yield Mutant(self.path, line, begin, end, operator, text, function, *lines)
         for name, child in ast.iter_fields(node):
             if name in {"annotation", "returns", "decorator_list", "format_spec", "type_params"}:
                 continue
             for one in child if isinstance(child, list) else [child]:
                 if isinstance(one, ast.AST):
-                    yield from self._walk(one, function)
+                    yield from self._walk(one, function, start)
 
     def _changes(self, node: ast.AST) -> Iterator[tuple[int, int, str, str]]:
         match node:
@@ -175,6 +186,13 @@ class _Finder:
     def _text(self, node: ast.AST) -> str:
         begin, end = self._span(node)
         return self.source[begin:end]
+
+
+def _header(node: ast.stmt) -> tuple[int, int]:
+    """Return the lines of a statement, without those of the statements in it."""
+    last = node.end_lineno or node.lineno
+    body = getattr(node, "body", None)
+    return node.lineno, max(node.lineno, body[0].lineno - 1) if body else last
 
 
 def _another(value: object) -> str | None:
