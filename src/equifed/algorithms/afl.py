@@ -5,21 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+import numpy as np
+
+from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import running_mean, sample_clients
 from equifed.contract.algorithm import Federated, Info
+from equifed.contract.clients import Moved
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
+from equifed.steps.automatic import DECAY, LARGEST, TINY
+
+COUPLING = 0.3
+"""The product of both step sizes and the squared coupling, where the dual step follows it."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Model and weights, losses and absences known so far, and the means (if wanted)."""
+    """Model and weights, losses and absences known so far, the dual step, the means (if wanted)."""
 
     x: Vector
     weights: Weights
-    losses: Losses | None = None  # None before the first round
+    losses: Losses | None = None  # None before the first round, as is the dual step
+    dual_step: float | None = None
+    steepest: float = 0.0  # the coupling of weights and model, its largest over the last rounds
     away: Index | None = None  # rounds since each client's last answer
     rounds: int = 0
     mean_x: Vector | None = None
@@ -43,8 +52,17 @@ class AFL(Federated):
     ----------
     local : LocalSGD
         Local work; ``LocalSGD(lr=eta, steps=1)`` is the original.
-    dual_step : float
-        gamma. The default is what DRFA's experiments use for ten local steps, 10 times 0.008.
+    dual_step : float, optional
+        gamma. None follows the coupling of weights and model where the weights turn, so that it
+        suits any unit of the loss, any data and samples of clients: with T the length of a round's
+        local steps, :math:`d_i` what client i moved and S who took part,
+
+        .. math:: K \leftarrow \max\Bigl(\frac{|\sum_{i \in S} \delta_i d_i|^2}{T^2 |\delta|^2},\
+                  0.8\, K\Bigr), \qquad \gamma \leftarrow \frac{0.3}{T K}, \qquad
+                  \gamma_0 = \frac{0.3\, T}{\sum_i |d_i|^2},
+
+        :math:`\delta` being what the weights of S turned, less its mean; at most a factor of two a
+        round, for one more weighted sum. It is a rule of ours (:class:`equifed.steps.AutoSteps`).
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
@@ -64,7 +82,7 @@ class AFL(Federated):
     """
 
     local: LocalSGD = DEFAULT_WORK
-    dual_step: float = 0.08
+    dual_step: float | None = None
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     participation: float = 1.0
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
@@ -84,18 +102,43 @@ class AFL(Federated):
         everyone = call_roll(self, state, there)
         objective, weights = everyone.objective, everyone.weights
         losses = everyone.losses(state.x, stream.at("losses"), self.local.batch_size)
+        turned = np.zeros(len(weights))
         if state.losses is not None:
-            weights = self.dual.ascend(objective, weights, losses, self.dual_step)
-        share = weights / self.objective.total(weights)  # the sum is 1, or free
+            assert state.dual_step is not None
+            weights = self.dual.ascend(objective, weights, losses, state.dual_step)
+            turned = weights - everyone.weights
+        share = weights / objective.total(weights)  # the sum is 1, or free
         chosen, share = everyone.draw(share, self.clients_per_round, stream.at("drawn"))
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
         x, t = state.x - moved.displacement.step(share), state.rounds + 1
-        value, notes = objective.value(losses), everyone.notes
-        info = Info(weights, losses, value, everyone.index, notes=notes)
+        sizes = self._next_dual_step(state, chosen, moved, turned)
+        value, notes, numbers = objective.value(losses), everyone.notes, {"dual_step": sizes[0]}
+        info = Info(weights, losses, value, everyone.index, numbers, notes)
         if self.output == "last":
-            return State(x, weights, losses, everyone.away, t), info
+            return State(x, weights, losses, *sizes, everyone.away, t), info
         means = running_mean(state.mean_x, x, t), running_mean(state.mean_weights, weights, t)
-        return State(x, weights, losses, everyone.away, t, *means), info
+        return State(x, weights, losses, *sizes, everyone.away, t, *means), info
+
+    def _next_dual_step(
+        self, state: State, chosen: Everyone, moved: Moved, turned: Weights
+    ) -> tuple[float, float]:
+        """Return the dual step of the next round, and the coupling to remember."""
+        if self.dual_step is not None:
+            return self.dual_step, 0.0
+        length = self.local.lr * float(moved.steps.max())  # T
+        share = len(chosen.index) / len(chosen.names)
+        if state.dual_step is None:
+            squares = float(moved.displacement.squared_norms().sum()) / share
+            return min(COUPLING * length / max(squares, TINY), LARGEST), 0.0
+        change = np.zeros(len(turned))
+        change[chosen.index] = turned[chosen.index] - turned[chosen.index].mean()
+        size = float(change @ change)
+        if size <= 1e-24 or not moved.displacement.allows(change):
+            return state.dual_step, state.steepest
+        total = moved.displacement.weighted_sum(change * share)  # which is scaled to everybody
+        steepest = max(float(total @ total) / (length**2 * size), DECAY * state.steepest)
+        wanted, old = COUPLING / max(length * steepest, TINY), state.dual_step
+        return float(np.clip(wanted, old / 2, min(2 * old, LARGEST))), steepest
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all."""
