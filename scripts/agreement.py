@@ -54,8 +54,8 @@ BY_DESIGN = {
     "network/accelerated": (LARGE, MEASURED),
     "convex/fair-newton*": (1e-6, "its inner problem is solved until rounding ends it"),
     "network/fair-newton*": (np.inf, "it refuses networks, where 0.2 ran SCAFF-PD"),
-    "*/afl": (LARGE, FOLLOWS),
-    "*/afl, minibatches": (LARGE, FOLLOWS),
+    "*/afl": (1.0, FOLLOWS),
+    "*/afl, minibatches": (1.0, FOLLOWS),
     "*/fedeba": (LARGE, "models are aligned as well, as in the paper"),
     "*/fedeba, minibatches": (LARGE, "models are aligned as well, as in the paper"),
 }
