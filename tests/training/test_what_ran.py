@@ -16,6 +16,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.objectives import Average, ChiSquare
 from equifed.report import write_report
 from equifed.runs.run import run
+from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 
@@ -53,6 +54,23 @@ def test_the_folder_of_a_configuration_names_it(tmp_path: Path) -> None:
     assert History.load(tmp_path).algorithm == history.algorithm
     page = write_report(history, tmp_path / "report.html").read_text("utf-8")
     assert f"What ran</dt><dd>{history.algorithm}</dd>" in unescape(page)
+
+
+def test_the_measured_scale_is_part_of_what_ran(tmp_path: Path) -> None:
+    fair = {"name": "fair-newton", "objective": {"name": "chi-square", "rho": 0.1}}
+    table = {"rounds": 1, "data": "heart-disease", "model": "logistic", "algorithm": fair}
+    history = run(table, tmp_path)
+    (scale,) = [event["scale"] for event in history.events if event["event"] == "scale"]
+    assert history.algorithm is not None and f"scale={scale!r}" in history.algorithm
+    assert History.load(tmp_path).algorithm == history.algorithm
+
+
+def test_a_folder_says_what_its_last_run_was_made_of(tmp_path: Path) -> None:
+    for algorithm in (FedAvg(WORK), FAIR):
+        folder = RunFolder(tmp_path, clients().names)
+        folder.create(overwrite=True)
+        history = train(algorithm, clients(), rounds=1, folder=folder)
+        assert History.load(tmp_path).algorithm == history.algorithm
 
 
 class Unnamed:

@@ -64,7 +64,8 @@ class Run:
                 give_out=config.give_out, missing=config.missing, callbacks=callbacks,
                 progress=progress, folder=folder, resume=resume,
             )  # fmt: skip
-        history.provenance |= {**self.provenance, "config": config.to_dict()}
+        ran = history.provenance["ran"]  # with the scale, which is measured when the run begins
+        history.provenance |= {**self.provenance, "config": config.to_dict(), "ran": ran}
         return history
 
     @cached_property

@@ -186,7 +186,6 @@ def check_folders(planned: Sequence[Job | Task], overwrite: bool = False) -> Non
         refuse_links(job.folder)
         if overwrite:
             RunFolder(job.folder, ()).create(overwrite=True)
-            (job.folder / CONFIG).unlink(missing_ok=True)
         else:
             job.check()
 

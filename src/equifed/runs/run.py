@@ -109,7 +109,7 @@ def start(
             old.unlink(missing_ok=True)
         told = {**built.provenance, "config": built.config.to_dict()}
         write_provenance(out, told, built.federation, None)
-    folder.create(overwrite=True)
+    folder.create(overwrite=True, described=True)
     return built.train(callbacks, folder, progress=progress)
 
 

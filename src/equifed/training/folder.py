@@ -51,12 +51,16 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
 
-    def create(self, overwrite: bool = False) -> None:
-        """Make the folder with empty tables; refuse one that holds a run."""
+    def create(self, overwrite: bool = False, described: bool = False) -> None:
+        """Make the folder with empty tables; refuse one that holds a run.
+
+        ``described``: the folder says already what the new run is made of.
+        """
         if self.writes:
             refuse_existing(self.path, overwrite)
             self.path.mkdir(parents=True, exist_ok=True)
-            for name in (*tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS):
+            old = () if described else (tables.CONFIG, tables.RUN, tables.PREPARATION)
+            for name in (*old, *tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS):
                 (self.path / name).unlink(missing_ok=True)
             for file in self.checkpoints.glob("*"):
                 file.unlink()
@@ -68,9 +72,14 @@ class RunFolder:
         self.wait()
 
     def describe(self, told: Mapping[str, Any], trained: Any) -> None:
-        """Say what the run was made of, unless whoever made the folder has said it."""
-        if self.writes and not (self.path / tables.RUN).exists():
+        """Say what the run was made of; whoever made the folder may have said all but what ran."""
+        if not self.writes:
+            return
+        if not (self.path / tables.RUN).exists():
             write_provenance(self.path, told, trained, self.path)
+            return
+        known = files.read_sealed(self.path / tables.RUN)
+        files.write_file(self.path / tables.RUN, files.seal({**known, "ran": told["ran"]}))
 
     def round(self, record: tables.RoundRecord, info: Any = None) -> None:
         """Append a round; rounds, evaluations and events are told as to a ``Callback``."""
