@@ -20,10 +20,6 @@ from equifed.algorithms.guard import Guarded as Guarded
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
 from equifed.algorithms.remembering import Remembering as Remembering
-from equifed.algorithms.reweighted import Reweighted as Reweighted
-from equifed.algorithms.reweighted import propfair as propfair
-from equifed.algorithms.reweighted import semi_vred as semi_vred
-from equifed.algorithms.reweighted import tilted_erm as tilted_erm
 from equifed.algorithms.rfedfair import RFedFair as RFedFair
 from equifed.algorithms.safeguarded import Safeguarded as Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD as ScaffPD
@@ -41,6 +37,10 @@ from equifed.algorithms.shelf.gradient_conflicts import FedMGDA as FedMGDA
 from equifed.algorithms.shelf.gradient_conflicts import UPGrad as UPGrad
 from equifed.algorithms.shelf.local_work import Normalised as Normalised
 from equifed.algorithms.shelf.local_work import Paced as Paced
+from equifed.algorithms.shelf.reweighted import Reweighted as Reweighted
+from equifed.algorithms.shelf.reweighted import propfair as propfair
+from equifed.algorithms.shelf.reweighted import semi_vred as semi_vred
+from equifed.algorithms.shelf.reweighted import tilted_erm as tilted_erm
 from equifed.contract.local import LocalSGD as LocalSGD
 from equifed.data.federation import Federation as Federation
 from equifed.datasets.registry import load as load

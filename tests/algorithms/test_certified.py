@@ -9,10 +9,10 @@ from tests.optima import interior_point
 from tests.problems import LeastSquares, convex_problem
 from torch import nn
 
+from equifed.algorithms import tilted_erm
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.around import Certified
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.reweighted import tilted_erm
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold

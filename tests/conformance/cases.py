@@ -10,11 +10,11 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from equifed.algorithms import tilted_erm
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.remembering import Remembering
-from equifed.algorithms.reweighted import tilted_erm
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.server_optimised import ServerOptimised

@@ -11,7 +11,6 @@ from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.guard import Guarded
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.remembering import Remembering
-from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred, tilted_erm
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -25,6 +24,7 @@ from equifed.algorithms.shelf.feddyn import DRDM, FedDyn
 from equifed.algorithms.shelf.fedeba import FedEBA
 from equifed.algorithms.shelf.gradient_conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.shelf.local_work import Normalised, Paced
+from equifed.algorithms.shelf.reweighted import Reweighted, propfair, semi_vred, tilted_erm
 from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.contract import AnyAlgorithm, Info
 from equifed.contract.algorithm import Algorithm

@@ -9,14 +9,23 @@ import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.algorithms.reweighted import State
-from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scatter
+from equifed.contract.local import LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon
 
 ROUNDING = 256.0
 """Units in the last place by which a loss may be off: a mean of many samples."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The model, the losses known so far, and the rounds since each client's last answer."""
+
+    x: Vector
+    losses: Losses | None = None  # None before the first round
+    away: Index | None = None
 
 
 @dataclass(frozen=True)

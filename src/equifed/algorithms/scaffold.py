@@ -80,11 +80,8 @@ class Scaffold(Federated):
         """Return the state after one round."""
         everyone = client_weights(self.weighting, all_sizes(clients))  # p
         chosen = sample_clients(clients, self.participation, stream)
-        return (
-            self._stored(state, everyone, chosen, stream)
-            if state.variate is not None
-            else self._fresh(state, everyone, chosen, stream)
-        )
+        run = self._fresh if state.variate is None else self._stored
+        return run(state, everyone, chosen, stream)
 
     def _stored(
         self, state: State, p: Weights, clients: Clients, stream: Stream

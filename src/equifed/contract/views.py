@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from typing_extensions import override
 
-from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -27,9 +27,9 @@ ITERATES = ("snapshot", "average")
 
 
 def _pass_on(name: str) -> Any:
-    """Return a method that asks the clients behind."""
+    """Return a method that asks the clients or vectors behind."""
 
-    def ask(self: ClientsView, *given: Any, **named: Any) -> Any:
+    def ask(self: Any, *given: Any, **named: Any) -> Any:
         return methodcaller(name, *given, **named)(self.behind)
 
     return ask
@@ -72,28 +72,15 @@ class VectorsView(ClientVectors):
         return self.see_sum(weights, lambda seen: self.behind.step(seen, everyone))
 
     @override
-    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
-        return self.behind.squared_norms(scale)
-
-    @override
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
         if not self.claimed:
             return self.weighted_sum(weights) - old.weighted_sum(weights)
         return self.behind.weighted_difference(old.behind, weights)
 
-    @override
-    def allows(self, weights: Weights) -> bool:
-        return self.behind.allows(weights)
-
-    @property
-    @override
-    def at_hand(self) -> bool:
-        return self.behind.at_hand
-
-    @property
-    @override
-    def claimed(self) -> bool:
-        return self.behind.claimed
+    squared_norms: Any = _pass_on("squared_norms")
+    allows: Any = _pass_on("allows")
+    at_hand: Any = property(attrgetter("behind.at_hand"))
+    claimed: Any = property(attrgetter("behind.claimed"))
 
 
 class ClientsView(Clients):
@@ -193,13 +180,9 @@ class ClientsView(Clients):
     ) -> Losses | str:
         return self.behind.inner_products(vectors.behind, multiply)
 
-    @property
-    @override
-    def index(self) -> Index:
-        return self.behind.index
-
     # -- what is passed on ------------------------------------------------------------------------
 
+    index: Any = property(attrgetter("behind.index"))
     names: Any = property(attrgetter("behind.names"))
     sizes: Any = property(attrgetter("behind.sizes"))
     hides_sums: Any = property(attrgetter("behind.hides_sums"))

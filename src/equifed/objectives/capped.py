@@ -13,13 +13,7 @@ from typing_extensions import override
 
 from equifed.contract.absence import bound_share, limit_shares
 from equifed.contract.arrays import Weights
-from equifed.objectives.base import (
-    CappedSet,
-    Objective,
-    SaddleObjective,
-    SymmetricSet,
-    normalise,
-)
+from equifed.objectives.base import CappedSet, Objective, SaddleObjective, SymmetricSet, normalise
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase
 from equifed.objectives.kl import KL, Tilted

@@ -10,13 +10,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.settings import check_settings
-from equifed.objectives.base import (
-    CappedSet,
-    SymmetricSet,
-    WithPrior,
-    check_numbers,
-    normalise,
-)
+from equifed.objectives.base import CappedSet, SymmetricSet, WithPrior, check_numbers, normalise
 from equifed.objectives.projections import Permutahedron, capped_corner, group_ties
 
 

@@ -9,12 +9,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.settings import check_settings
-from equifed.objectives.base import (
-    FreeSum,
-    Relative,
-    WithPrior,
-    check_vector,
-)
+from equifed.objectives.base import FreeSum, Relative, WithPrior, check_vector
 from equifed.objectives.projections import power_roots
 
 

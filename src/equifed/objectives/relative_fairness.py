@@ -10,21 +10,10 @@ from typing_extensions import override
 from equifed.contract.absence import bound_share
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.settings import check_settings
-from equifed.objectives.base import (
-    Adapted,
-    Relative,
-    SaddleObjective,
-    SymmetricSet,
-    check_vector,
-)
+from equifed.objectives.base import Adapted, Relative, SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import WorstCase
-from equifed.objectives.projections import (
-    Permutahedron,
-    cut_corner,
-    join_ties,
-    transfer,
-)
+from equifed.objectives.projections import Permutahedron, cut_corner, join_ties, transfer
 
 TOLERANCE = 1e-6
 """How exact projections onto sets of the user's are, at least (:class:`GeneralIntegratedSet`)."""

@@ -13,18 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from equifed.contract import (
-    Clients,
-    Curvature,
-    LocalSGD,
-    Losses,
-    MissingClients,
-    Stream,
-    Vector,
-    Weights,
-)
+from equifed.contract import Clients, ClientVectors, Curvature, LocalSGD, MissingClients, Stream
 from equifed.contract.absence import carry_over
-from equifed.contract.arrays import ClientVectors
+from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.settings import check_settings
 from equifed.steps.schedules import Problem, StepSizes, WeightChange, epsilon
 
