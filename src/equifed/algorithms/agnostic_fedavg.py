@@ -37,12 +37,10 @@ class AgnosticFedAvg(Federated):
     with :math:`u_i` after local steps from x, and :math:`L_i = f_i(x)` at that same x: unlike
     :class:`~equifed.algorithms.afl.AFL` here, both steps start from one point.
 
-    Our reading of what the paper states for domains that are spread over clients: with one domain
-    per client its weights :math:`\beta_i` are :math:`\lambda_i` up to a common factor. It divides
-    the update by their sum over S, which favours clients that happen to be there without the heavy
-    ones; here the factor is what makes its mean right. It gives a domain that a round does not meet
-    the loss 0, which would let its weight decay for want of being asked; here it keeps its last
-    loss (at first the mean of the others).
+    Our reading of what the paper states for domains that are spread over clients. It divides the
+    update by the sum of the weights over S; here the factor is what makes its mean right. It gives
+    a domain that a round does not meet the loss 0, which lets its weight decay; here it keeps its
+    last loss (at first the mean of the others).
 
     Parameters
     ----------

@@ -134,11 +134,10 @@ class CertifiedState(WrapperState):
 class Certified(Wrapper):
     """Lets training certify rounds that prove nothing by themselves.
 
-    Rounds that hear losses and gradients of all samples hand out what a certificate is made of
-    (SCAFF-PD, SCAFF-PD-IA, FairNewton, SCAFFOLD with fresh variates), and training certifies them
-    without this wrapper. It is for two other cases: losses whose curvature the clients do not know,
-    and rounds that hear something else (FedAvg, AFL, minibatches). Numbers given here are taken on
-    trust: a certificate is a proof as far as they are right.
+    Training certifies rounds that hear losses and gradients of all samples (SCAFF-PD, SCAFF-PD-IA,
+    FairNewton, SCAFFOLD with fresh variates) without this wrapper. It is for losses whose curvature
+    the clients do not know, and for other rounds (FedAvg, AFL, minibatches). Numbers given here are
+    taken on trust: a certificate is a proof as far as they are right.
 
     Parameters
     ----------
@@ -232,10 +231,8 @@ class Averaged(Wrapper):
 
     (polynomial-decay averaging, Shamir and Zhang 2013, Section 4). Round s counts about as
     :math:`s^\eta`: all rounds alike for :math:`\eta = 0`, those of the last half about 94 % for
-    :math:`\eta = 3`. It needs no horizon, and a run that goes on later gets the same mean.
-
-    Steps of constant length leave noise where clients are missing at random or gradients are of
-    minibatches; a mean takes it out. The algorithm itself runs as without.
+    :math:`\eta = 3`. It takes out the noise of absent clients and minibatches; the algorithm itself
+    runs as without.
 
     ``decay="ergodic"`` is the mean that SCAFF-PD's and SCAFF-PD-IA's proofs speak of:
 

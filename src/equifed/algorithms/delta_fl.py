@@ -39,18 +39,14 @@ class DeltaFL(Federated):
        x \leftarrow \textstyle\sum_{i \in T} p_i u_i \,/\, \sum_{i \in T} p_i
 
     where S is a uniform sample of clients and :math:`u_i` the model after local steps from x. The
-    paper's :math:`\eta` is the (1 - level)-quantile of the losses, which is not unique when level
-    times the number of clients is whole; the largest is taken, so that with equal weights and
-    distinct losses ceil(level m) of m sampled clients train. Losses that differ from it by rounding
-    (:data:`ROUNDING` units in the last place) belong to the tail: at a first model that predicts
-    the same for everybody all clients train, whatever the order of a sum. Level 1 is FedAvg. The
-    paper also adds noise for privacy; that is left out.
+    paper's :math:`\eta` is the (1 - level)-quantile of the losses; where that is not unique the
+    largest is taken, so that with equal weights and distinct losses ceil(level m) of m sampled
+    clients train. Losses that differ from it by rounding (:data:`ROUNDING` units in the last place)
+    belong to the tail. Level 1 is FedAvg. The paper also adds noise for privacy; that is left out.
 
     Absent clients are not sampled. Where everybody is asked (``participation=1``) they count in the
-    quantile with their last loss, and those of T who are there have
-    :math:`p_i N/|\text{present}|`: a tail of those who happen to be there would be that of another
-    objective. In such a round all who are there train, so that
-    training can take back what is no longer in T.
+    quantile with their last loss, all who are there train, and those of them in T have
+    :math:`p_i N/|\text{present}|`.
 
     Parameters
     ----------

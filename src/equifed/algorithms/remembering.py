@@ -94,20 +94,16 @@ class Remembering(Wrapper):
     S is the sample, :math:`v_i` what a client sends for the sum that moves the model, and
     :math:`h_i` the last of it; losses are the last known ones, too. A sum over S alone has noise
     that does not vanish at the solution; here nothing changes there, so the last model converges.
-    Clients that were never asked share the weight of the others. A round asks no client more than
-    the algorithm alone does. With all clients there it *is* the algorithm.
+    Clients that were never asked share the weight of the others. With all clients there it *is* the
+    algorithm.
 
-    This is SAG (Schmidt et al. 2017) over clients, as in MIFA (Gu et al. 2021), with two
-    differences: the weights in the sum are those of now, because they change in every round, and
-    model and weights go only |S|/N of their way, because an answer counts in N/|S| rounds. Full
-    steps, with or without the unbiased correction of SAGA (Defazio et al. 2014), or full dual steps
-    beside shorter primal ones swing or diverge with automatic steps
-    (``python -m benchmarks.sampling --steps``).
+    This is SAG (Schmidt et al. 2017) over clients, as in MIFA (Gu et al. 2021), but the weights in
+    the sum are those of now, and model and weights go only |S|/N of their way, because an answer
+    counts in N/|S| rounds: longer steps swing (``python -m benchmarks.sampling --steps``).
 
-    The server holds N x d numbers, so it is refused where sums are hidden. A guard that acts is
-    refused: it judges the answers of one round. :class:`.Safeguarded` is not added to sampled
-    rounds, because losses of different ages do not tell which step was too bold. Sampled rounds
-    have no certificate.
+    The server holds N x d numbers, so it is refused where sums are hidden, and under a guard that
+    acts, which judges the answers of one round. Sampled rounds have no certificate and no
+    :class:`.Safeguarded`: losses of different ages do not tell which step was too bold.
 
     Parameters
     ----------

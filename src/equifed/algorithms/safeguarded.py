@@ -82,13 +82,10 @@ class Safeguarded(Wrapper):
     again), training goes back to the best point, the step sizes are halved, and nothing is judged
     for ten rounds. Where nothing improved for ``patience`` rounds, they are halved. When local
     steps overflow for everybody, training goes back too. Signed weights (relative fairness) have no
-    certificate; strongly convex clients are then judged, as by a gap, by the distance from a saddle
-    point, :math:`\Phi(x) - F(x, \lambda) + \tau |\nabla_x F(x, \lambda)|^2 / 2`, which swings more,
-    so with twice the patience. Noisy objectives (minibatches) are judged by their running mean,
-    about ten rounds long.
-
-    It acts on step sizes that can be halved, which are the automatic ones; with others it leaves
-    the algorithm as it is.
+    certificate; strongly convex clients are then judged by the distance from a saddle point,
+    :math:`\Phi(x) - F(x, \lambda) + \tau |\nabla_x F(x, \lambda)|^2 / 2`, with twice the patience;
+    noisy objectives (minibatches) by their running mean, about ten rounds long. Step sizes that are
+    not automatic stay as they are.
 
     Parameters
     ----------

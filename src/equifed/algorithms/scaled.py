@@ -112,14 +112,13 @@ class Scaled(WeightedWrapper):
     measure their smoothness. Certificates are about x, because sums of gradients transform back.
 
     P is one weighted sum, asked for once before the first round; hidden sums carry it. With
-    ``columns="equal"`` it is the diagonal, for linear models the mean squares of the features plus
-    the L2 penalty. That helps where columns differ in scale (units, rare categories). With
-    ``"uncorrelated"`` it is one matrix for each output (a bound of the Hessian where softmax mixes
-    outputs), and :math:`R = D^{-1/2} C^{-\top}`, where :math:`D = \mathrm{diag}\,P` and
-    :math:`C C^\top = D^{-1/2} P D^{-1/2} + \varepsilon I`: collinear columns are told apart,
-    directions that are flat to rounding are left as flat as :math:`\varepsilon = 10^{-10}`
-    (ten roundings in single precision). What it cannot mend is that clients differ: their
-    smoothness in y is up to n. :class:`FairNewton` forms the metric again as weights change.
+    ``columns="equal"`` it is the diagonal, which helps where columns differ in scale (units, rare
+    categories). With ``"uncorrelated"`` it is one matrix for each output (a bound of the Hessian
+    where softmax mixes outputs), and :math:`R = D^{-1/2} C^{-\top}`, where
+    :math:`D = \mathrm{diag}\,P` and :math:`C C^\top = D^{-1/2} P D^{-1/2} + \varepsilon I`:
+    collinear columns are told apart, flat directions stay as flat as
+    :math:`\varepsilon = 10^{-10}` (ten roundings in single precision). It cannot mend that clients
+    differ: their smoothness in y is up to n. :class:`FairNewton` forms P again as weights change.
 
     Parameters
     ----------

@@ -47,12 +47,10 @@ class ServerOptimised(WeightedWrapper):
 
     (Reddi et al. 2021, Algorithm 2; momentum as FedAvgM, Hsu et al. 2019.) v begins at
     :math:`\tau^2`, the least that the paper allows, and nothing is corrected for bias, as in the
-    paper; Flower begins at zero and corrects Adam's. ``"momentum"`` with ``betas=(0, 0)`` and
-    ``lr=1`` is the algorithm itself.
+    paper. ``"momentum"`` with ``betas=(0, 0)`` and ``lr=1`` is the algorithm itself.
 
-    Where somebody else moves the model between two rounds (a safeguard goes back), the moments
-    begin anew. Certificates speak of the model that a round starts from and stay true. The mean of
-    models (``Averaged``) and the safeguard belong outside; training puts them there.
+    Where a safeguard moves the model between two rounds, the moments begin anew. Certificates stay
+    true. ``Averaged`` and the safeguard belong outside; training puts them there.
 
     Parameters
     ----------

@@ -224,20 +224,15 @@ class Recall(ClientsView):
        \qquad \sum_i \lambda_i v_i \approx \frac{N}{|\text{heard}|} G
 
     with :math:`h_i` a client's last contribution to the sum that moves the model
-    (:meth:`ClientVectors.step`): the memory of MIFA (Gu et al., "Fast federated learning in the
-    presence of arbitrary device unavailability", NeurIPS 2021, Algorithm 1), but not its step.
-    An answer counts until the next one, in |heard|/|S| rounds on average, so the step is shortened
-    by |S|/|heard| and it counts once; MIFA's is not shortened. Scaling the sum over S alone has the
-    right mean, too, but its noise does not vanish at the solution; this does, as the stochastic
-    average gradient's (Schmidt et al. 2017), for there the contributions no longer change.
+    (:meth:`ClientVectors.step`): the memory of MIFA (Algorithm 1), but not its step. An answer
+    counts in |heard|/|S| rounds on average, so the step is shortened by |S|/|heard|. Scaling the
+    sum over S alone has the right mean, too, but noise at the solution, where contributions no
+    longer change (as for the stochastic average gradient, Schmidt et al. 2017).
 
     It begins with the first round in which somebody is missing; until then sums are the engine's,
-    to the bit. Clients keep their vectors, for one more sum in a round. It begins anew when a
-    client was away for ``patience`` rounds, whose last answer is of no use any more, and ends after
-    as many rounds with everybody there. Subsets are the engine's own: an algorithm that samples
-    clients has noise of its own. Where sums are hidden there is no memory: the sum over those who
-    are there of what they sent before, taken from the sum of then, would be the vector of one who
-    is missing.
+    to the bit. It begins anew when a client was away for ``patience`` rounds, and ends after as
+    many rounds with everybody there. Subsets are the engine's own. Where sums are hidden there is
+    no memory: the difference of two of its sums would be the vector of one who is missing.
 
     References
     ----------

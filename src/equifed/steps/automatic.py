@@ -67,18 +67,17 @@ class AutoSteps:
     L is the largest smoothness of any client: the largest eigenvalue from the data for linear
     models where the Hessian's bound is tight (squared and logistic loss, softmax of two classes)
     and every client tells its own, else measured (:func:`measured_smoothness`, about 7 exchanges
-    before the first round). The dual step follows the coupling of weights and model in
-    the direction in which the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of
+    before the first round). The dual step follows the coupling of weights and model in the
+    direction in which the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of
     primal-dual methods with the norm taken where it matters, as in the line search of Malitsky and
-    Pock (2018), at the cost of a second weighted sum in an exchange that is made anyway. Where the
-    sum S of the weights is free (q-fair), the model's step is T / S by convention of the algorithm,
-    so :math:`|\Lambda|_1` does not enter and sigma is S times as large; the first S is that of the
+    Pock (2018). Where the sum S of the weights is free (q-fair), the model's step is T / S, so
+    :math:`|\Lambda|_1` does not enter and sigma is S times as large; the first S is that of the
     weights at the first losses, at the cost of an exchange.
 
     For **minibatches** T is half of that, because a minibatch is steeper than all samples. For
-    **neural networks** the same rule holds with L at the first model. Neither has a guarantee, and
-    curvature grows in training: :class:`equifed.algorithms.safeguarded.Safeguarded`, in which
-    SCAFF-PD is usually run, goes back and halves the steps when they were too bold.
+    **neural networks** L is that at the first model. Neither has a guarantee:
+    :class:`equifed.algorithms.safeguarded.Safeguarded`, in which SCAFF-PD is usually run, goes back
+    and halves the steps when they were too bold.
 
     Parameters
     ----------
@@ -159,10 +158,8 @@ def with_measured_step(
 
     for J local steps (the most that a client takes) and the smoothness L of the least smooth client
     at x, measured (:func:`measured_smoothness`, about 7 exchanges).
-    Without a correction clients drift towards their own optima for J lr; 2/L keeps that short
-    enough even for clients that hold one class each, and is long enough to make progress on the
-    embedded data. It is a rule of ours, with no guarantee; SCAFF-PD has a better one
-    (:class:`AutoSteps`).
+    Without a correction clients drift towards their own optima for J lr, which 2/L keeps short. It
+    is a rule of ours, with no guarantee; SCAFF-PD has a better one (:class:`AutoSteps`).
     """
     holder: Any = algorithm  # any frozen dataclass with local work
     local: LocalSGD = holder.local

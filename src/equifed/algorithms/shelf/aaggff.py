@@ -39,17 +39,14 @@ class AAggFF(Federated):
        + \tfrac{b}{2} \textstyle\sum_t \langle g_t, p\rangle^2, \qquad a = 4,\ b = N/4
 
     with the normal distribution function, one of six that the paper tries (Section 4.3), for silos;
-    it keeps N times N numbers. Weights move slowly by
-    design: regret is what is bounded, no objective is minimised. Clients that take no part keep
-    their last loss, and weights of those who do are :math:`p_i N/|S|` here, which has the right
-    mean; the paper divides by their sum.
+    it keeps N times N numbers. Regret is bounded, no objective is minimised. Clients that take no
+    part keep their last loss, and weights of those who do are :math:`p_i N/|S|` here, which has the
+    right mean; the paper divides by their sum.
 
-    Checked against the released code (``src/server/aaggffserver.py``, silos), not against the
-    paper's text: its quadratic term is :math:`\langle g_t, p\rangle^2` as here; it adds a times the
-    identity to the curvature once more and turns the normal distribution around. The Newton step
-    whose regret is bounded (Hazan, Agarwal, Kale 2007) has :math:`\langle g_t, p - p_t\rangle^2`:
-    each :math:`g_t` in the sum is then multiplied by :math:`1 - b \langle g_t, p_t\rangle`, between
-    1 and 5/4, which bets that much harder.
+    Checked against the released code (``src/server/aaggffserver.py``), not the paper's text: the
+    code adds a times the identity to the curvature once more and turns the normal distribution
+    around. The Newton step whose regret is bounded (Hazan, Agarwal, Kale 2007) has
+    :math:`\langle g_t, p - p_t\rangle^2` in place of :math:`\langle g_t, p\rangle^2`.
 
     Parameters
     ----------

@@ -111,11 +111,10 @@ class DRDM(Federated):
        v_i = f_i(x'), \quad x' = \textstyle\sum_i \lambda_i u_i^{(t')}
 
     with :math:`u_i, h_i` as for FedDyn after tau local steps, and t' uniform in 1, ..., tau. The
-    weights change, so the sum of the :math:`h_i` is by the present ones: FedDyn's running sum would
-    stand still where :math:`\sum_i \lambda_i \nabla f_i \ne 0`. Clients that take no part keep
-    their :math:`h_i` and the weight that they had in it, and the model goes as far as the weight of
-    those who are there: all that moves it vanishes at the solution, so nobody is favoured.
-    Under hidden sums a round with somebody missing ends the run: the kept h_i would show who it is.
+    weights change, so the sum of the :math:`h_i` is by the present ones. Clients that take no part
+    keep their :math:`h_i` and the weight that they had in it, and the model goes as far as the
+    weight of those who are there. Under hidden sums a round with somebody missing ends the run: the
+    kept h_i would show who it is.
 
     Parameters
     ----------

@@ -30,12 +30,10 @@ class FedEBA(Relative, Federated):
        x &\leftarrow x - \text{server\_lr} \bigl((1 - \alpha) \textstyle\sum_i p_i (x - u_i)
        + \alpha \tfrac1{|S|} \sum_{i \in S} (x - u_i^{(1)})\bigr) && (7), (8)
 
-    with :math:`u_i^{(1)}` after the first local step. For ``align=0`` this is TERM. The
-    paper's sums are over the clients of a round, which favours them where some are missing: here
-    those who take no part keep their last loss, as for TERM, and the others have the weights
-    :math:`p_i N/|\text{present}|`, scaled once. The paper's prior :math:`q_i` is uniform here.
-    Equations are those of arXiv:2301.12407v4, as an account of it gives them: the text itself was
-    not at hand.
+    with :math:`u_i^{(1)}` after the first local step. For ``align=0`` this is TERM. The paper's
+    sums are over the clients of a round: here those who take no part keep their last loss, and the
+    others have the weights :math:`p_i N/|\text{present}|`. The prior :math:`q_i` is uniform here.
+    Equations are those of arXiv:2301.12407v4 as an account gives them: the text was not at hand.
 
     Parameters
     ----------

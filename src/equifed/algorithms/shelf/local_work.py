@@ -50,8 +50,8 @@ class Paced(_AroundLocalWork):
               s = \text{every} \Bigl\lfloor \frac{t - 1}{\text{every}} \Bigr\rfloor,
               \quad t = 1, 2, \dots
 
-    It needs no horizon: a run that goes on later takes the same steps. What follows from the step
-    size (q-FedAvg's constant L) follows the factor, too. Server steps stay as they are.
+    What follows from the step size (q-FedAvg's constant L) follows the factor, too. Server steps
+    stay as they are.
 
     Parameters
     ----------
