@@ -312,5 +312,5 @@ def test_what_cannot_be_normalised_is_refused_by_name(algorithm: Any) -> None:
 
 def test_references_are_one_per_client() -> None:
     problem = PROBLEMS["least squares"]
-    with pytest.raises(ValueError, match="has 2 references for 4 clients"):
+    with pytest.raises(ValueError, match="references: 2 entries for 4 clients"):
         rounds(FedDGGA(references=(0.0, 1.0)), problem.clients(), start(problem), 1)

@@ -80,7 +80,7 @@ def test_wrong_settings_are_refused() -> None:
     for base in (QFair(1.0), Proportional(1.0, scale=1.0)):
         with pytest.raises(ValueError, match="excess losses may be negative"):
             ExcessRisk(SHIFT, base)
-    with pytest.raises(ValueError, match="6 baselines for 2 clients"):
+    with pytest.raises(ValueError, match="baselines: 6 entries for 2 clients"):
         ExcessRisk(SHIFT).value(np.ones(2))
     with pytest.raises(ValueError, match="nan at position 1"):
         ExcessRisk((0.0, float("nan")))

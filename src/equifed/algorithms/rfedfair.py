@@ -12,7 +12,7 @@ from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client
 from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector, Weights
 from equifed.contract.absence import running_mean
 from equifed.contract.local import SmoothedHinge
-from equifed.objectives.cvar import Average
+from equifed.objectives.cvar import Average, check_tails
 
 
 @dataclass(frozen=True)
@@ -108,19 +108,10 @@ class RFedFair(Federated):
 
     def _tails(self, clients: Clients) -> Weights:
         """Return alpha_i of all clients of the federation."""
-        n, share = len(clients.names), client_weights(self.weighting, all_sizes(clients))
+        share = client_weights(self.weighting, all_sizes(clients))
         if not isinstance(self.tails, tuple):
             return np.maximum(self.tails, share)
-        if len(self.tails) != n:
-            raise ValueError(f"RFedFair has {len(self.tails)} tails for {n} clients.")
-        tails = np.asarray(self.tails, dtype=np.float64)
-        if (tails < share * (1 - 1e-12)).any():
-            i = int(np.argmax(share - tails))
-            raise ValueError(
-                f"The tail of client {clients.names[i]} is {tails[i]:g}, below its share "
-                f"{share[i]:g} of the weight; RC-FL needs every tail in [share, 1]."
-            )
-        return tails
+        return check_tails(self.tails, share, "RFedFair", clients.names)
 
     def model(self, state: State) -> Vector:
         """Return the mean of the models before each step, or the last model."""

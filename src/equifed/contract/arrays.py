@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 if TYPE_CHECKING:
     import torch
@@ -114,13 +113,11 @@ class KeyedMemory(ClientVectors):
 
     keys: tuple[str, ...]
 
-    @override
-    def weighted_sum(self, weights: Weights) -> Vector:
+    def _refuse(self, *_: Any) -> Any:
         raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
 
-    @override
-    def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
-        raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
+    weighted_sum: Any = _refuse
+    squared_norms: Any = _refuse
 
 
 def multiply_rows(rows: Vector) -> Vector:

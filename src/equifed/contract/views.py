@@ -77,8 +77,11 @@ class VectorsView(ClientVectors):
             return self.weighted_sum(weights) - old.weighted_sum(weights)
         return self.behind.weighted_difference(old.behind, weights)
 
+    @override
+    def allows(self, weights: Weights) -> bool:
+        return self.behind.allows(weights)
+
     squared_norms: Any = _pass_on("squared_norms")
-    allows: Any = _pass_on("allows")
     at_hand: Any = property(attrgetter("behind.at_hand"))
     claimed: Any = property(attrgetter("behind.claimed"))
 
@@ -180,9 +183,13 @@ class ClientsView(Clients):
     ) -> Losses | str:
         return self.behind.inner_products(vectors.behind, multiply)
 
+    @property
+    @override
+    def index(self) -> Index:
+        return self.behind.index
+
     # -- what is passed on ------------------------------------------------------------------------
 
-    index: Any = property(attrgetter("behind.index"))
     names: Any = property(attrgetter("behind.names"))
     sizes: Any = property(attrgetter("behind.sizes"))
     hides_sums: Any = property(attrgetter("behind.hides_sums"))

@@ -344,7 +344,12 @@ def normalise(numbers: tuple[float, ...] | None, n: int, name: str) -> Weights:
     """Return ``numbers`` normalised to sum one; the uniform distribution for None."""
     if numbers is None:
         return np.full(n, 1.0 / n)
-    if len(numbers) != n:
-        raise ValueError(f"{name} has {len(numbers)} entries for {n} clients; give one per client.")
-    share = np.asarray(numbers) / max(numbers)  # the division first: sums of 1e308 overflow
+    share = check_length(numbers, n, name) / max(numbers)  # first: sums of 1e308 overflow
     return np.asarray(share / share.sum())
+
+
+def check_length(numbers: tuple[float, ...], n: int, name: str) -> NDArray[np.float64]:
+    """Return the numbers of n clients, or refuse more or fewer."""
+    if len(numbers) != n:
+        raise ValueError(f"{name}: {len(numbers)} entries for {n} clients; give one per client.")
+    return np.asarray(numbers, dtype=np.float64)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
@@ -171,17 +172,7 @@ class HeterogeneousCVaR(CappedSet):
     @override
     def caps(self, n: int) -> Weights:
         sizes = self.start(n)
-        tails = np.asarray(self.tails, dtype=np.float64)
-        if tails.ndim and tails.size != n:
-            raise ValueError(f"HeterogeneousCVaR has {tails.size} tails for {n} clients.")
-        caps = sizes / tails
-        if (caps > 1.0 + 1e-12).any():
-            worst = int(caps.argmax())
-            raise ValueError(
-                f"the tail of client {worst} is {np.broadcast_to(tails, n)[worst]:g}, below its "
-                f"share {sizes[worst]:g} of the data; RC-FL needs every tail in [share, 1]."
-            )
-        return np.minimum(caps, 1.0)
+        return np.minimum(sizes / check_tails(self.tails, sizes, "HeterogeneousCVaR"), 1.0)
 
     @override
     def weights(self, losses: Losses) -> Weights:
@@ -200,3 +191,22 @@ class HeterogeneousCVaR(CappedSet):
     @override
     def start(self, n: int) -> Weights:
         return normalise(self.sizes, n, "HeterogeneousCVaR sizes")
+
+
+def check_tails(
+    tails: ArrayLike, shares: Weights, who: str, names: Sequence[str] | None = None
+) -> Weights:
+    """Return RC-FL's alpha_i of clients with these shares, or refuse one outside of [share, 1]."""
+    n, alpha = len(shares), np.asarray(tails, dtype=np.float64)
+    if alpha.ndim and alpha.size != n:
+        raise ValueError(f"{who} has {alpha.size} tails for {n} clients.")
+    alpha = np.broadcast_to(alpha, n)
+    wrong = (alpha < shares * (1 - 1e-12)) | (alpha > 1)
+    if wrong.any():
+        i = int(np.argmax(np.where(wrong, shares / alpha, -1.0)))
+        seen = "above 1" if alpha[i] > 1 else f"below its share {shares[i]:g} of the weight"
+        raise ValueError(
+            f"the tail of client {i if names is None else names[i]} is {alpha[i]:g}, {seen}; RC-FL "
+            "needs every tail in [share, 1]."
+        )
+    return alpha

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -18,9 +19,16 @@ from equifed.objectives.base import SaddleObjective, check_saddle, check_step, c
 class DualStep(ABC):
     """One step of ascent on <w, losses> - psi(w) over the objective's set."""
 
+    needs: ClassVar[tuple[str, str] | None] = None  # what an objective must be, and for what
+
     def check(self, objective: SaddleObjective, who: str) -> None:
         """Refuse an objective for which there is no such step, before any round."""
         check_saddle(objective, who)
+        if self.needs is not None and not getattr(objective, self.needs[0]):
+            raise ValueError(
+                f"{who} has {self.needs[1]}, which {objective!r} does not have exactly; give "
+                "dual=Euclidean()."
+            )
 
     @abstractmethod
     def ascend(
@@ -66,10 +74,7 @@ class ProjectedGradient(DualStep):
     array([0.625, 0.375])
     """
 
-    @override
-    def check(self, objective: SaddleObjective, who: str) -> None:
-        super().check(objective, who)
-        _refuse_without(objective.is_smooth, objective, f"{who} has a gradient step in the penalty")
+    needs: ClassVar = ("is_smooth", "a gradient step in the penalty")
 
     @override
     def ascend(
@@ -98,10 +103,7 @@ class Entropic(DualStep):
     array([0.25, 0.75])
     """
 
-    @override
-    def check(self, objective: SaddleObjective, who: str) -> None:
-        super().check(objective, who)
-        _refuse_without(objective.is_entropic, objective, f"{who} has an entropic dual step")
+    needs: ClassVar = ("is_entropic", "an entropic dual step")
 
     @override
     def ascend(
@@ -111,11 +113,3 @@ class Entropic(DualStep):
         if (weights < 0).any():
             raise ValueError("an entropic step needs weights >= 0; use Euclidean().")
         return objective.mirror(weights, losses, check_step(step))
-
-
-def _refuse_without(has_it: bool, objective: SaddleObjective, wanted: str) -> None:
-    """Refuse an objective that does not have the step which is wanted."""
-    if not has_it:
-        raise ValueError(
-            f"{wanted}, which {objective!r} does not have exactly; give dual=Euclidean()."
-        )

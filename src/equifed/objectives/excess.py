@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import Adapted, FreeSum, SaddleObjective, check_vector
+from equifed.objectives.base import Adapted, FreeSum, SaddleObjective, check_length, check_vector
 from equifed.objectives.cvar import WorstCase
 
 
@@ -84,9 +83,4 @@ class ExcessRisk(Adapted):
         return losses - self._shift(losses.size)
 
     def _shift(self, n: int) -> Losses:
-        if len(self.baselines) != n:
-            raise ValueError(
-                f"ExcessRisk has {len(self.baselines)} baselines for {n} clients; give one per "
-                "client."
-            )
-        return np.asarray(self.baselines)
+        return check_length(self.baselines, n, "ExcessRisk baselines")

@@ -18,6 +18,7 @@ import numpy as np
 
 from equifed.contract.arrays import Weights
 from equifed.objectives.base import SymmetricSet
+from equifed.objectives.cvar import check_tails
 from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
 
 Numbers = Sequence[float] | Weights
@@ -247,9 +248,7 @@ def integrated_bound(
 def _shares_over_tails(shares: Numbers, tails: Numbers) -> Weights:
     p, alpha = _pair(shares, tails)
     p = p / p.sum()
-    if (alpha > 1).any() or (alpha < p * (1 - 1e-12)).any():
-        raise ValueError("RC-FL needs every tail between the client's share and 1.")
-    return np.asarray(p / alpha)
+    return np.asarray(p / check_tails(alpha, p, "RC-FL's bound"))
 
 
 def _pair(first: Numbers, second: Numbers) -> tuple[Weights, Weights]:

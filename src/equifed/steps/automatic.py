@@ -254,18 +254,11 @@ def _walk(
     """Return the lengths of every client's displacement before and after the last step."""
     steps, first = (16, 1e-8) if epsilon(x) < 1e-10 else (8, 1e-3)
     scale = 1 / math.sqrt(rough)  # over which a loss of order one changes its curvature
-    target = _direction(x, stream) * (first * scale / rate)
+    drawn = x.new_tensor(stream.at("direction").generator().standard_normal(x.numel()))
+    target = drawn / drawn.norm() * (first * scale / rate)
     lengths = []
     for more in (0, 1):
         work = LocalSGD(lr=rate, steps=steps + more)
         moved = clients.local_steps(x, work, stream.at("local"), control=control, target=target)
         lengths.append(np.sqrt(moved.displacement.squared_norms()))
     return lengths[0], lengths[1]
-
-
-def _direction(x: Vector, stream: Stream) -> Vector:
-    """Return a random unit vector."""
-    drawn = stream.at("direction").generator().standard_normal(x.numel())
-    v = x.new_tensor(drawn)
-    unit: Vector = v / v.norm()
-    return unit

@@ -10,6 +10,7 @@ import numpy as np
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import carry_over, sample_clients, scale_to_present
+from equifed.objectives.base import check_length
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,8 @@ class FedDGGA(Federated):
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
         n = len(clients.names)
-        if self.references is not None and len(self.references) != n:
-            raise ValueError(
-                f"FedDGGA has {len(self.references)} references for {n} clients; give one each."
-            )
+        if self.references is not None:
+            check_length(self.references, n, "FedDGGA references")
         return State(x, np.full(n, 1 / n))
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
