@@ -136,6 +136,34 @@ def test_hovering_the_worst_client_names_it(tmp_path, browser):
         assert tip.startswith(f"{name}: {100 * report.told[0].value[i]:.1f} %")
 
 
+def test_four_clients_take_few_words(tmp_path, browser):
+    """The page of a run as ``equifed run --report`` writes it."""
+    import equifed as ef
+
+    config = {
+        "rounds": 20,
+        "data": {"name": "heart-disease"},
+        "model": {"name": "logistic", "l2": 0.01},
+        "algorithm": {"name": "fair-newton", "objective": {"name": "chi-square", "rho": 0.1}},
+    }
+    runs = ef.run(config, tmp_path / "run")
+    browser.open(write_report(runs, tmp_path / "report.html"))
+    read = "return document.querySelector('main').innerText"
+    words = browser.js(read)
+    assert len(words.split()) <= 600
+    heads = [
+        "Every client", "In numbers", "How sure are we?", "Are clients served alike?",
+        "Would clients be better off alone?", "Each client", "How training went",
+        "What everything means",
+    ]  # fmt: skip
+    places = [words.index(f"\n{head}") for head in heads]
+    assert places == sorted(places)
+    first = browser.driver.find_element(By.ID, "result").text
+    assert first.count(". ") == 0 and first.endswith(".")  # one sentence
+    browser.js("window.dispatchEvent(new Event('beforeprint'))")  # paper has all of it
+    assert "SHA-256" not in words and "SHA-256" in browser.js(read)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_phone_needs_no_sideways_scrolling(six, hostile, browser, dark):
     pages = [six[1], hostile[1], *sorted(hostile[1].parent.glob("report-clients/*.html"))]

@@ -19,6 +19,7 @@ from equifed.report import (
     as_methods,
     build,
     frontier_svg,
+    numbers,
     read_methods,
     render,
     write_report,
@@ -221,6 +222,30 @@ def test_a_page_of_a_thousand_clients_is_small(tmp_path):
     path = write_report(report, tmp_path / "report.html")
     assert path.stat().st_size < 3_000_000
     assert len(json.loads(path.with_suffix(".json").read_text())["methods"][0]["clients"]) == 1000
+
+
+@pytest.mark.long
+def test_ten_thousand_clients_are_a_small_page_from_few_draws(tmp_path, monkeypatch):
+    draws = []
+    resampled = numbers.accuracy_intervals
+
+    def count(correct, sizes, resamples):
+        draws.append((len(sizes), resamples))
+        return resampled(correct, sizes, resamples=resamples)
+
+    monkeypatch.setattr(numbers, "accuracy_intervals", count)
+    report = build(comparison(clients=10_000, methods=("fedavg", "scaff-pd"), seeds=1))
+    path = write_report(report, tmp_path / "report.html")
+    assert path.stat().st_size < 1_000_000
+    assert draws == [(10_000, 100)] * 2
+    clients = json.loads(path.with_suffix(".json").read_text())["methods"][0]["clients"]
+    assert len(clients) == 10_000
+
+
+def test_a_deviation_is_taken_from_resamples_enough():
+    assert numbers.choose_resamples(4) == numbers.RESAMPLES
+    for count in (4, 5000, 100_000):  # 1 / sqrt(2 B) of itself is its own deviation
+        assert 1 / math.sqrt(2 * numbers.choose_resamples(count)) < 0.08
 
 
 def test_a_history_reports_itself(tmp_path):

@@ -109,7 +109,7 @@ def test_who_would_be_better_off_alone_is_named_if_chance_does_not_explain_it():
     assert sentence(run).endswith("; clinic C would be better off alone, by 60.0 points.")
     found = write_verdict(as_methods(run)[0], ACCURACY)
     assert found.better_alone == ("clinic C",)
-    assert any("2 of 3 clients have a better test accuracy" in note for note in found.notes)
+    assert any("2 of 3 clients have a better test accuracy" in note for note in found.alone)
     chance = made([80, 82, 30], [100, 100, 100], alone=[81, 83, 30])
     clause, notes, names = compare_alone(chance, ACCURACY)
     assert clause == "no client would clearly be better off alone" and names == ()
@@ -269,3 +269,32 @@ def test_a_model_that_has_learned_nothing_is_said_to():
         losses = np.full(3, factor * np.log(2))
         run.metrics.append(MetricRecord(1, "test", "loss", losses, np.full(3, 100)))
         assert any("same probability" in w for w in say(run)["warnings"]) == remarked
+
+
+def test_a_gain_that_costs_the_average_is_advised_with_its_price():
+    plain = made([95, 95, 95, 95, 40], [100] * 5, details=False)
+    fair = made([80, 80, 80, 80, 75], [100] * 5, details=False)
+    said = say({"plain": plain, "fair": fair})
+    assert said["result"].startswith("fair helps against plain")
+    assert said["advice"] == "Use fair if the worst-served are worth 5.0 points of the average."
+    cheap = made([95, 94, 95, 96, 75], [100] * 5, details=False)
+    assert say({"plain": plain, "fair": cheap})["advice"] == "Use fair."
+
+
+def test_the_optimum_of_two_opposed_clients_is_said_to_have_learned_nothing():
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    labels = (rows[:, 0] > 0).astype(int)
+    sides = {"up": (rows, labels), "down": (rows, 1 - labels)}
+    data = ef.Federation.from_clients(sides, test=sides)
+    worst = ef.FairNewton(ef.objectives.WorstCase())
+    run = ef.train(worst, ef.simulate(data, "logistic", l2=0.01), rounds=10, evaluate=["test"])
+    assert any("as one that has learned nothing" in w for w in say(run)["warnings"])
+
+
+def test_the_same_event_of_several_methods_is_said_once():
+    runs = {}
+    for name in ("one", "two"):
+        runs[name] = made([80, 82, 78], [100] * 3)
+        runs[name].events = [{"event": "watch", "round": 5, "client": "clinic A", "reason": "r"}]
+    told = [w for w in say(runs)["warnings"] if "stood out" in w]
+    assert len(told) == 1 and told[0].startswith("one, two: 1 client stood out")

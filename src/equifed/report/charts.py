@@ -48,6 +48,8 @@ def draw_figures(report: Report) -> dict[str, list[Figure]]:
     sections: dict[str, list[Figure | None]] = {"clients": [], "time": time, "weights": weights}
     if report.scale is not None:
         sections["clients"].append(draw_distribution(report.told, report.listed))
+        if len(methods) > 2 and not report.single:
+            sections["clients"].append(draw_frontier(report.told))
         sections["time"] = [*_draw_convergence(methods, report.scale), *time]
     return {name: [f for f in figures if f is not None] for name, figures in sections.items()}
 

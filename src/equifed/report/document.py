@@ -364,9 +364,3 @@ def describe_own_part(history: History) -> str:
         return ""
     count = sum(np.asarray(values)[0].size for values in found.values())
     return f"own part: {', '.join(found)}, {plural(count, 'number')} per client"
-
-
-def find_note(history: History) -> str:
-    """Return what training said about own parts, with the strength of their penalty."""
-    notes = (str(e["reason"]) for e in history.events if e["event"] == "note")
-    return next((note for note in notes if note.startswith("own part ")), "")

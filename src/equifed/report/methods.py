@@ -122,6 +122,12 @@ def is_finite(interval: Interval) -> bool:
     return math.isfinite(interval.lower) and math.isfinite(interval.upper)
 
 
+def find_note(history: History) -> str:
+    """Return what training said about own parts, with the strength of their penalty."""
+    notes = (str(e["reason"]) for e in history.events if e["event"] == "note")
+    return next((note for note in notes if note.startswith("own part ")), "")
+
+
 class ReportError(ValueError):
     """There is nothing to report, or the runs cannot be put side by side."""
 

@@ -38,7 +38,7 @@ from equifed.training.history import History
 Form = Literal["value", "gap", "index", "count", "bytes"]
 Source = Literal["seeds", "samples", "seeds and samples", "none"]
 """What limits allow for: other seeds, other test samples of these clients, or both."""
-RESAMPLES = 400
+RESAMPLES, FEWEST_RESAMPLES = 400, 100
 COSTS = ("rounds", "bytes", "rounds_to_target", "bytes_to_target")
 """Measures that were counted, not estimated from samples."""
 LEVELS = ("average_by_client", "worst", "worst_20_percent", "best_20_percent")
@@ -214,7 +214,7 @@ def _sample_intervals(
         return {}
     _, counts, sizes = known
     if len(sizes) > 1:
-        return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
+        return accuracy_intervals(counts[0], sizes, resamples=choose_resamples(len(sizes)))
     (lower,), (upper,) = wilson_interval(counts[0], sizes)  # as in the table of clients
     one = Interval(float(counts[0][0] / sizes[0]), float(lower), float(upper))
     return dict.fromkeys((*LEVELS, "average_by_sample"), one)
@@ -291,9 +291,15 @@ def compare_samples(
     if vary and not together:
         return None
     # The seeds share their samples, so that several of them do not narrow the limits.
-    intervals = [difference_intervals(joint, COMPARED, resamples=RESAMPLES) for joint, _ in known]
+    draws = choose_resamples(sum(len(joint) for joint, _ in known))
+    intervals = [difference_intervals(joint, COMPARED, resamples=draws) for joint, _ in known]
     means = {key: _mean([row[key] for row in intervals]) for key in intervals[0]}
     return SampleEvidence(means, paired, together)
+
+
+def choose_resamples(clients: int) -> int:
+    """Return how many resamples give a deviation: B of them err by 1 / sqrt(2 B) of it."""
+    return max(FEWEST_RESAMPLES, min(RESAMPLES, 1_000_000 // clients))
 
 
 def _mean(intervals: Sequence[Interval]) -> Interval:

@@ -21,8 +21,8 @@ from markupsafe import Markup
 from equifed.metrics import find_metric
 from equifed.report import svg, tables, text
 from equifed.report.charts import colour, draw_figures, draw_frontier
-from equifed.report.document import Report, build, describe_own_part, find_note
-from equifed.report.methods import TIMES, as_methods, capital, join_names, plural
+from equifed.report.document import Report, build, describe_own_part
+from equifed.report.methods import TIMES, as_methods, capital, find_note, join_names, plural
 from equifed.report.numbers import LABELS
 from equifed.training.files import write_file
 from equifed.training.history import History
@@ -127,6 +127,7 @@ def render(report: Report, refresh: float | None = None) -> str:
             ],
             "groups": tables.list_groups(lead, scale),
         }
+    headline = text.write_headline(report)
     proved = [(method.name, method.history.describe_certificate()) for method in report.methods]
     events = [event for method in report.methods for event in method.events()]
     return load_templates().get_template("report.html").render(
@@ -134,7 +135,8 @@ def render(report: Report, refresh: float | None = None) -> str:
         refresh=refresh,
         subtitle=text.write_subtitle(report),
         palette=choose_palette(len(report.methods), report.baseline, report.lead),
-        headline=text.write_headline(report),
+        headline=headline,
+        evidence=text.list_evidence(report, headline),
         figures=draw_figures(report),
         certificates=[f"{name}: {note}." for name, note in proved if note is not None],
         data=tables.pack_clients(report),

@@ -19,10 +19,9 @@ from equifed.metrics.metric import DASH
 from equifed.report.document import (
     Report,
     Told,
-    find_note,
     write_limits,
 )
-from equifed.report.methods import Method, Scale, add_sign, capital, is_finite
+from equifed.report.methods import Method, Scale, add_sign, capital, find_note, is_finite
 from equifed.report.numbers import Measure, Measured, choose_format
 from equifed.report.text import find_date, write_headline
 from equifed.report.verdict import tabulate_alone
@@ -110,7 +109,7 @@ def _further_cells(told: Told) -> dict[str, str]:
 def _beside(told: Told, measure: Measure, baseline: bool) -> Cell:
     """Return a cell with what its number has to be held against."""
     cell, (name, words) = format_cell(told, measure, baseline), ASIDE.get(measure.key, ("", ""))
-    if name in told.beside:
+    if name in told.beside and (baseline or name != "majority_class"):  # of the data alone
         cell["aside"] = f"{words} {told.scale.text(told.beside[name])}"
     return cell
 

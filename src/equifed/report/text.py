@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from equifed.report.document import Report, Told, describe_own_part, find_note
+from equifed.report.document import Report, Told, describe_own_part
 from equifed.report.methods import (
     Method,
     Scale,
     capital,
+    find_note,
     is_finite,
     join_names,
     plural,
@@ -110,10 +111,8 @@ def _write_change(found: Difference, scale: Scale) -> str:
 
 def _advise(report: Report) -> str:
     """Return what to do, in one sentence."""
-    verdict, name, base = (
-        report.verdict,
-        *(report.methods[m].name for m in (report.lead, report.baseline)),
-    )
+    name, base = (report.methods[m].name for m in (report.lead, report.baseline))
+    verdict, scale = report.verdict, report.shown
     if verdict.all_alone:
         return f"Train a model per client: {verdict.together}."
     keep = ""
@@ -131,6 +130,12 @@ def _advise(report: Report) -> str:
         return f"Use {name} if more seeds or test samples confirm it{keep}."
     if found.interval.lower <= 0 <= found.interval.upper:
         return f"Use {base} or {name}: the difference may be chance{keep}."
+    mean = report.told[report.lead].estimates["average_by_client"].difference
+    if mean is not None and is_finite(mean.interval):
+        worse = mean.interval.upper < 0 if scale.higher_is_better else mean.interval.lower > 0
+        if worse:
+            price = scale.gap(abs(mean.interval.estimate))
+            return f"Use {name} if the worst-served are worth {price} of the average{keep}."
     return f"Use {name}{keep}."
 
 
@@ -200,11 +205,9 @@ def _describe_worst(told: Told) -> str:
         return f"{who}, the only client, has {measured}{seeds}."
     if "average_by_client" not in told.estimates:
         return f"{who} is served worst{seeds}: {measured}."
-    # The spread of means is narrower than the mean spread, which the table has.
-    gap = "" if seeds else f"; best and worst are {scale.gap(told.level('spread'))} apart"
     count = plural(int(np.isfinite(told.value).sum()), "client")
     average = scale.text(told.level("average_by_client"))
-    return f"{who} is served worst{seeds}: {measured}. The average over {count} is {average}{gap}."
+    return f"{who} is served worst{seeds}: {measured}; the average over {count} is {average}."
 
 
 def _write_interval(told: Told, i: int) -> str:
@@ -222,26 +225,39 @@ def _describe_chance(told: Told) -> str:
     seed = " of the first seed" if len(told.method.runs) > 1 else ""
     first = (
         f"The lowest measured accuracy{seed}, {scale.text(interval.estimate)}, is low partly by "
-        f"chance. The lowest true accuracy is between {scale.number(interval.lower)} and "
+        f"chance: the lowest true one is between {scale.number(interval.lower)} and "
         f"{scale.text(interval.upper)} (95 % confidence)"
     )
     if not others:
         return f"{first}, and {clients[worst.observed]} has it."
     count = plural(len(others), "other client")
-    return f"{first}. {clients[worst.observed]} or {count} may have it: {join_names(others)}."
+    return f"{first}, of {clients[worst.observed]} or {count} ({join_names(others)})."
+
+
+def list_evidence(report: Report, headline: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return what is known of how sure a report is, each under the question that it answers."""
+    found = report.verdict
+    told = {
+        "Are clients served alike?": [headline["verdict"], headline["chance"], *found.notes],
+        "Would clients be better off alone?": found.alone,
+        "Do the methods differ?": [headline["evidence"]],
+    }
+    some = {question: [line for line in lines if line] for question, lines in told.items()}
+    return [(question, lines) for question, lines in some.items() if lines]
 
 
 def _describe_events(methods: Sequence[Method]) -> list[str]:
     """Name the clients whose answers were refused or kept in bounds, or who stood out."""
-    out = []
+    told: dict[str, list[str]] = {}  # sentence to the methods of which it is true
     for method in methods:
         for kind, what in REFUSALS.items():
             counts = method.count_events(kind)
             bad = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
             if bad:
                 names = join_names([f"{method.clients[i]} ({counts[i]})" for i in bad])
-                out.append(f"{method.name}: {what.format(plural(len(bad), 'client'))}: {names}.")
-    return out
+                sentence = f"{what.format(plural(len(bad), 'client'))}: {names}."
+                told.setdefault(sentence, []).append(method.name)
+    return [f"{join_names(names)}: {sentence}" for sentence, names in told.items()]
 
 
 def describe_warnings(methods: Sequence[Method]) -> list[str]:

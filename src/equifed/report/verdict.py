@@ -15,7 +15,7 @@ import numpy as np
 from equifed.contract.arrays import Losses
 from equifed.metrics import EqualService, chance_floor, compare_to_chance
 from equifed.metrics.chance import LEVEL, find_worse_means
-from equifed.report.methods import NAMED, Method, Scale, capital, join_names, plural
+from equifed.report.methods import NAMED, Method, Scale, capital, find_note, join_names, plural
 from equifed.training.history import History
 
 
@@ -24,18 +24,19 @@ class Verdict:
     """What a run says about its clients: in one sentence, and in the numbers behind it."""
 
     sentence: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # about how clients are served
     equal: bool | None = None  # None: nothing is said
     underserved: tuple[str, ...] = ()
     better_alone: tuple[str, ...] = ()  # whose own models are measured to be better
     all_alone: bool | None = None  # whether clients as a whole are; None: not known
     together: str = ""  # the same in words
+    alone: tuple[str, ...] = ()  # notes about own models
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as the report's JSON has it."""
         return {
             "sentence": self.sentence,
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.alone],
             "equally_served": self.equal,
             "underserved": list(self.underserved),
             "better_alone": list(self.better_alone),
@@ -52,11 +53,11 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     clause, notes, names = compare_alone(history, scale)
     joined = f"{found.sentence}; {clause}" if clause and found.sentence else ""
     sentence = joined or found.sentence or capital(clause)  # a client's name stays as it is
-    told = (*found.notes, *_compare_majority(method, scale), *notes)
+    told = (*found.notes, *_compare_majority(method, scale))
     said = f"{sentence}." if sentence else ""
     all_alone, together = compare_federation(history, scale)
-    notes = (*told, f"{capital(together)}.") if together else told
-    return Verdict(said, notes, found.equal, found.underserved, names, all_alone, together)
+    notes = (f"{capital(together)}.", *notes) if together else notes
+    return Verdict(said, told, found.equal, found.underserved, names, all_alone, together, notes)
 
 
 def name_clients(names: tuple[str, ...], all_names: tuple[str, ...]) -> str:
@@ -80,16 +81,18 @@ def _judge_fractions(method: Method, scale: Scale) -> Verdict | None:
     if found.equal:
         notes.append(_describe_power(sizes, found.pooled, scale))
     who = name_clients(low, method.clients)
-    return Verdict(_say_who(found, who, len(low), scale), tuple(notes), found.equal, low)
+    what = "One shared model" if not find_note(method.history) else "The model, with its own parts,"
+    said = _say_who(found, who, len(low), scale, what)
+    return Verdict(said, tuple(notes), found.equal, low)
 
 
-def _say_who(found: EqualService, who: str, count: int, scale: Scale) -> str:
+def _say_who(found: EqualService, who: str, count: int, scale: Scale, what: str) -> str:
     if found.pooled == 1:
         return f"There is no spread: every {scale.split} sample is answered correctly"
     if found.equal:
         return (
-            "One shared model serves all clients alike: the spread is what chance explains at "
-            f"these numbers of {scale.split} samples"
+            f"{what} serves all clients alike: the spread is what chance explains at these "
+            f"numbers of {scale.split} samples"
         )
     if found.low_fifth:
         gap = scale.gap(found.floor - found.worst)

@@ -94,6 +94,10 @@
   window.addEventListener("resize", mark);
   for (const box of document.querySelectorAll("details")) box.addEventListener("toggle", mark);
 
+  window.addEventListener("beforeprint", () => {
+    for (const box of document.querySelectorAll("details")) box.open = true;  // paper has no clicks
+  });
+
   // -- names on hover ------------------------------------------------------------------------
   const tip = document.getElementById("tip");
   const around = [[0, 0], [3, 0], [-3, 0], [0, 3], [0, -3], [5, 5], [-5, -5], [5, -5], [-5, 5]];
