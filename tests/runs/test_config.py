@@ -438,3 +438,42 @@ def test_threads_may_be_left_open_by_name() -> None:
     base = {"rounds": 1, "data": {"name": "synthetic-regression"}, "model": {"name": "linear"}}
     algorithm = {"name": "fedavg", "local": {"lr": 0.1, "steps": 1}}
     assert len(runs.run({**base, "algorithm": algorithm, "threads": "none"}).rounds) == 1
+
+
+NAMED = """
+rounds = 3
+data = "fashion-three"
+model = { name = "logistic", l2 = 0.01 }
+[algorithm]
+name = "fair-newton"
+metric = "full"
+objective = { name = "chi-square", rho = 0.1 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "left_out", "kept"),
+    [
+        ("algorithm.name=fedavg", "metric, objective, which fedavg", {"weighting": "size"}),
+        ("algorithm.name=scaff-pd", "metric, which scaff-pd",
+         {"participation": 1.0}),
+        ("algorithm.objective.name=average", "rho, which average", {"metric": "full"}),
+    ],
+)  # fmt: skip
+def test_another_name_leaves_out_what_no_longer_fits(
+    tmp_path: Path, override: str, left_out: str, kept: dict[str, Any]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(NAMED)
+    with pytest.warns(UserWarning, match=f"--set {override}: left out {left_out} lacks"):
+        found = RunConfig.read(path, [override])
+    assert {key: found.algorithm[key] for key in kept} == kept and found.model["l2"] == 0.01
+
+
+def test_another_name_still_needs_its_own_settings_to_be_right(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(NAMED)
+    with pytest.raises(ConfigError, match="there is no algorithm 'fedvag'"):
+        RunConfig.read(path, ["algorithm.name=fedvag"])
+    with pytest.raises(ConfigError, match="there is no setting 'rhoo'"):
+        RunConfig.read(path, ["algorithm.objective.rhoo=1"])

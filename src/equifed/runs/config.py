@@ -11,6 +11,7 @@ import functools
 import json
 import re
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,6 +200,7 @@ class RunConfig(Plain):
             table = in_words_of_today(table)
         for override in overrides:
             apply_override(table, override)
+            leave_out_unfit(table, override, folder)
         return cls.from_dict(table, base=folder)
 
     @classmethod
@@ -370,6 +372,40 @@ def apply_override(table: Table, override: str) -> None:
             raise ConfigError([f"--set {override}: {'.'.join(keys[: i + 1])} is no table"])
         table = inner
     table[keys[-1]] = _toml_value(text.strip(), override)
+
+
+def leave_out_unfit(table: Table, override: str, folder: Path | None = None) -> None:
+    """Leave out, with a warning, the settings that what ``key.name=value`` names does not take.
+
+    >>> table = {"algorithm": {"name": "fedavg", "objective": "average"}}
+    >>> with warnings.catch_warnings(record=True) as said:
+    ...     warnings.simplefilter("always")
+    ...     leave_out_unfit(table, "algorithm.name=fedavg")
+    >>> table["algorithm"], str(said[0].message)
+    ({'name': 'fedavg'}, '--set algorithm.name=fedavg: left out objective, which fedavg lacks.')
+    """
+    *keys, last = (key.strip() for key in override.partition("=")[0].split("."))
+    if last != "name" or not keys or keys[0] not in CHOSEN:
+        return
+    wanted: schema.Settings = {}
+    (section, record), checker = CHOSEN[keys[0]], Checker(folder)
+    for depth, key in enumerate(keys):
+        if depth and (key not in wanted or (section := wanted[key].section or "") == ""):
+            return
+        table = table[key]
+        found = checker.find(section, str(table.get("name")), "") if "name" in table else None
+        if found is None:  # the configuration's own check says what is wrong
+            return
+        wanted = {**(settings(record) if record and not depth else {}), **found[1]}
+    unfit = [key for key in table if key != "name" and key not in wanted]
+    for key in unfit:
+        del table[key]
+    if unfit:
+        warnings.warn(
+            f"--set {override}: left out {', '.join(unfit)}, which {table['name']} lacks.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _toml_value(text: str, override: str) -> Any:
