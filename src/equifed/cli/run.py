@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from equifed.data.columns import Columns, Look
     from equifed.data.infer import Guess
+    from equifed.runs.candidates import Choice
     from equifed.training.history import History
 
 Engine = Annotated[
@@ -75,11 +76,12 @@ def init(
     guess = guess_table(columns, looks, client, target, *named)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
-    _try(out, columns, guess)
+    choice = _try(out, columns, guess)
+    out.write_text(write_first_config(guess, table, out, choice), encoding="utf-8")
     if json:
-        terminal.print_json({"out": str(out), **asdict(guess)})
+        terminal.print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
     elif not quiet:
-        typer.echo("\n".join(_describe(guess, out)))
+        typer.echo("\n".join(_describe(guess, choice, out)))
 
 
 def split_names(given: list[str] | None) -> list[str]:
@@ -124,8 +126,8 @@ def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
     return found[0]
 
 
-def _try(out: Path, columns: Columns, guess: Guess) -> None:
-    """Prepare the table as the configuration says, so that what is wrong is said now.
+def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
+    """Return what ``fit`` would choose, and say now what is wrong with the table.
 
     Of a long table some rows of every client are tried.
     """
@@ -133,6 +135,7 @@ def _try(out: Path, columns: Columns, guess: Guess) -> None:
 
     from equifed.data.federation import Federation
     from equifed.data.split import DataWarning
+    from equifed.runs.candidates import choose
     from equifed.runs.config import RunConfig
 
     step = -(-columns.rows // TRIED_ROWS)
@@ -144,11 +147,12 @@ def _try(out: Path, columns: Columns, guess: Guess) -> None:
         with warnings.catch_warnings():
             if step > 1:  # they would be about these rows
                 warnings.simplefilter("ignore", DataWarning)
-            Federation.from_table(
+            data = Federation.from_table(
                 columns if step == 1 else columns.take(rows), guess.client, guess.target,
                 features=guess.features, task=guess.task, categorical=guess.categorical,
-                numeric=guess.numeric, test=0.25, keep_together=together,
+                numeric=guess.numeric, test=0.25, validation=0.15, keep_together=together,
             )  # fmt: skip
+        return choose(replace(data, test=None), 0, None, lambda _: None, together is None)
     except ValueError as error:
         raise ValueError(
             f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "
@@ -156,7 +160,7 @@ def _try(out: Path, columns: Columns, guess: Guess) -> None:
         ) from None
 
 
-def _describe(guess: Guess, out: Path) -> list[str]:
+def _describe(guess: Guess, choice: Choice, out: Path) -> list[str]:
     """Return what was found, for a person to check."""
     lines = [
         f"client      {guess.client}",
@@ -167,6 +171,7 @@ def _describe(guess: Guess, out: Path) -> list[str]:
     ]
     if guess.groups:
         lines.append(f"split       all rows of one {guess.groups[0]} stay together")
+    lines.append(f"chosen      {choice}")
     return [*lines, f"wrote {out}; next: equifed run {out}"]
 
 

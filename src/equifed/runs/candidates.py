@@ -96,6 +96,7 @@ class Choice:
     rows: str
     tried: int
     notes: tuple[str, ...]
+    model: tuple[str, str]  # its name, and that of its loss
 
     @property
     def name(self) -> str:
@@ -153,7 +154,9 @@ def choose(
     else:
         notes.append("The model is too large for each client's own one to be solved beside it.")
     notes += describe_clients(data, held)
-    choice = Choice(point, best, told, keepers, l2s, rows, len(scores), tuple(notes))
+    choice = Choice(
+        point, best, told, keepers, l2s, rows, len(scores), tuple(notes), model_for(data)
+    )
     mine = told[point.family]
     if keepers:
         kept = np.isin(data.names, keepers)

@@ -15,6 +15,7 @@ from equifed.contract.arrays import Vector
 from equifed.contract.evaluation import Evaluation
 from equifed.data.infer import Guess
 from equifed.runs.build import build_run
+from equifed.runs.candidates import Choice, Point
 from equifed.runs.config import RunConfig
 from equifed.training.final_model import StopWhen
 
@@ -83,18 +84,19 @@ unknown = "other"         # categories that no training row has; or "error"
 min_count = 5             # rarer categories go to other
 per_client = false        # true: scale every client by its own numbers
 
+# Model and objective are what `equifed fit` chooses on held-out rows (models that single clients
+# keep for themselves apart).{choice}
 [model]
-name = "{model}"           # equifed list models
-l2 = 0.001
+{settings}
 
 [algorithm]
 name = "fair-newton"      # second-order steps, for linear models; equifed list algorithms
 
-# What is minimised: the worst client's loss minus a penalty that keeps the weights of the clients
-# near equal ones. rho = 0 is the worst case, a large rho the average.
+# What is minimised: the average of the clients' losses, or (chi-square) the worst one minus a
+# penalty that keeps the weights near equal ones (rho = 0: worst case; large: the average).
+#     equifed compare {out} --over algorithm.objective.name=average,worst-case
 [algorithm.objective]
-name = "chi-square"       # equifed list objectives
-rho = 0.1
+{objective}
 
 [evaluate]
 every = 1                 # rounds between two evaluations
@@ -105,8 +107,15 @@ at_relative_gap = 0.001
 """
 
 
-def write_first_config(guess: Guess, table: Path, out: Path) -> str:
+def write_first_config(guess: Guess, table: Path, out: Path, choice: Choice | None = None) -> str:
     """Return the text of a configuration file at ``out`` for a table, as it was guessed to be."""
+    point = Point(1e-3) if choice is None else choice.point
+    own = {"own": "bias", "own_l2": point.own_l2} if point.own_l2 is not None else {}
+    fair = {"name": "average"} if point.rho is None else {"name": "chi-square", "rho": point.rho}
+    name, loss = ("logistic", "auto") if guess.task == "classification" else ("linear", "squared")
+    name, loss = (name, loss) if choice is None else choice.model
+    lists = [{"name": name, "loss": loss, "l2": point.l2, **own}, fair]
+    model, objective = ("\n".join(f"{k} = {write_toml(v)}" for k, v in d.items()) for d in lists)
     coded = guess.categorical if guess.categorical == "auto" else list(guess.categorical)
     return FIRST.format(
         table=table.name, out=out.name, path=write_toml(_relative(table, out)),
@@ -115,7 +124,8 @@ def write_first_config(guess: Guess, table: Path, out: Path) -> str:
         more="".join(f"{line}\n" for line in _describe_columns(guess)),
         remarks="".join(f"\n{_comment(remark)}" for remark in guess.remarks),
         categorical=write_toml(coded), numeric=write_toml(list(guess.numeric)),
-        model="logistic" if guess.task == "classification" else "linear",
+        settings=model, objective=objective,
+        choice="" if choice is None else f"\n{_comment(str(choice))}",
     )  # fmt: skip
 
 
