@@ -52,6 +52,7 @@ def test_an_operator_changes_one_place(source: str, operator: str, expected: set
         '"""Only 1 docstring, 2 lines."""',
         "raise ValueError(1 + 2)",
         "assert x == 0",
+        "x = zip(a, b, strict=True)",
         "x = f'{a + 1:.3f}'",
         "def f(x: Literal[1, 2]) -> Literal[0]: ...",
         "if TYPE_CHECKING:\n    import x",

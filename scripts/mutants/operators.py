@@ -21,7 +21,8 @@ statement       a call whose value is not used, or an assignment with an operato
 ==============  ===============================================================================
 
 Annotations, decorators, docstrings, ``raise`` and ``assert`` statements, formatted strings and what
-type checkers alone read are left as they are: no mutant changes a message.
+type checkers alone read are left as they are: no mutant changes a message. So is ``strict=True`` of
+a ``zip``, which asserts that lengths are equal.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class _Finder:
         yield from self._walk(ast.parse(self.source), "", 0)
 
     def _walk(self, node: ast.AST, function: str, start: int) -> Iterator[Mutant]:
-        if isinstance(node, UNTOUCHED) or _is_for_type_checkers(node):
+        if isinstance(node, UNTOUCHED) or _is_for_type_checkers(node) or _asserts(node):
             return
         if isinstance(node, ast.stmt):
             self._statement = _header(node)
@@ -219,6 +220,10 @@ def _is_text(node: ast.BinOp) -> bool:
         or (isinstance(side, ast.Constant) and isinstance(side.value, str))
         for side in (node.left, node.right)
     )
+
+
+def _asserts(node: ast.AST) -> bool:
+    return isinstance(node, ast.keyword) and node.arg == "strict"
 
 
 def _is_for_type_checkers(node: ast.AST) -> bool:

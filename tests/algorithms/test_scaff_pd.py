@@ -124,3 +124,27 @@ def test_exact_losses_leave_the_dual_step_alone() -> None:
     one, other = (rounds(algorithm, problem.clients(), start(problem), 1, s)[0] for s in (1, 2))
     np.testing.assert_array_equal(one.weights, other.weights)
     assert not torch.equal(one.x, other.x)
+
+
+@pytest.mark.parametrize("batches", [(None, None), (2, None), (None, 2), (2, 2)])
+def test_losses_and_control_variates_have_batches_of_their_own(
+    batches: tuple[int | None, int | None],
+) -> None:
+    """The round in NumPy: with c_i of the minibatches that were asked for, and full local steps."""
+    problem, eta, steps = PROBLEMS["more clients"], 0.05, 3
+    x = start(problem)
+    fair = ScaffPD(
+        CVaR(0.5), LocalSGD(lr=eta, steps=steps), ConstantSteps(eta * steps, 0.3),
+        gradient_batch_size=batches[0], loss_batch_size=batches[1],
+    )  # fmt: skip
+    state, (info,) = rounds(fair, problem.clients(), x, 1)
+    assert np.allclose(info.losses, problem.losses(x)) == (batches[1] is None)
+    assert (batches == (None, None)) == (not isinstance(info.proof, str))
+    stream = Stream(0).at("round", 1).at("gradient")
+    c = problem.clients().value_and_gradient(torch.as_tensor(x), stream, batches[0])[1]
+    control = np.array([c.weighted_sum(row).numpy() for row in np.eye(problem.n)])
+    ends = np.tile(x, (problem.n, 1))
+    for _ in range(steps):
+        for i, u in enumerate(ends):
+            ends[i] = u - eta * (problem.gradient_of(i, u) - control[i] + info.weights @ control)
+    np.testing.assert_allclose(state.x.numpy(), x + info.weights @ (ends - x), atol=1e-10)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from equifed.data import DataError, DataWarning, Federation, Holdout
 from equifed.data.columns import group_rows, read_moments
-from equifed.data.split import divide_at_random, divide_by_time, divide_groups
+from equifed.data.split import _place_groups, divide_at_random, divide_by_time, divide_groups
 from equifed.data.table import TableRequest
 from equifed.flower.site_table import SiteTable
 
+SPLITS = ("train", "validation", "test")
 some = settings(deadline=None, max_examples=80)
 fractions = st.sampled_from([(0.0, 0.3), (0.2, 0.0), (0.2, 0.2), (0.45, 0.45)])
 
@@ -271,3 +272,29 @@ def test_few_people_are_known_by_the_name_of_their_column(values):
     with pytest.warns(DataWarning, match="use keep_together='patient'"):
         Federation.from_table(table, report_by="patient", **given)
     assert "rows and columns" not in Federation.from_table(table, report_by="band", **given).source
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    taken=st.lists(
+        st.sampled_from(["train", "validation", "test", None]), min_size=30, max_size=30
+    ),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_groups_are_as_near_to_the_fractions_as_one_group_more_or_less(sizes, taken, seed):
+    """Whatever other clients fixed before; a split that they overfilled gets nothing more."""
+    holdout = Holdout(validation=0.2, test=0.3, seed=seed)
+    mine = {f"g{k}": list(range(size)) for k, size in enumerate(sizes)}
+    fixed = {g: split for g, split in zip(mine, taken, strict=False) if split}
+    places = _place_groups("a", mine, fixed, holdout)
+    assert places.keys() == mine.keys() and fixed.items() <= places.items()
+    assert "train" in places.values() or all(g in fixed for g in mine)
+    for split, share in (("validation", 0.2), ("test", 0.3)):
+        before = sum(len(mine[g]) for g in fixed if fixed[g] == split)
+        after = sum(len(mine[g]) for g in mine if places[g] == split)
+        wanted = share * sum(sizes)
+        assert after == before or abs(after - wanted) < abs(before - wanted)
+        free = [len(mine[g]) for g in mine if g not in fixed and places[g] == "train"]
+        if "train" in fixed.values():  # nobody has to stay: what is left would lead further away
+            assert all(abs(after + k - wanted) >= abs(after - wanted) for k in free)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, fisher_exact
+from scipy.stats import t as student_t
 
 from equifed.metrics import chance as module
 from equifed.metrics import (
@@ -113,3 +114,31 @@ def test_means_of_one_client_or_without_spread_tell_nothing():
     assert find_worse_means([3.0], [0.1], [9]) == ()
     assert find_worse_means([1.0, 9.0], [0.0, 0.0], [1, 1]) == ()
     assert find_worse_means([0.0, 0.0], [0.0, 0.0], [5, 5]) == ()
+
+
+@given(
+    means=st.lists(st.floats(0.1, 10), min_size=2, max_size=6),
+    factor=st.floats(0.01, 100),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_whose_loss_is_worse_is_welchs_test_and_knows_no_unit(means, factor, seed):
+    """Against SciPy's t distribution on logarithms; the same clients in any unit and order."""
+    draw, mean = np.random.default_rng(seed), np.array(means)
+    n, m = len(mean), draw.integers(2, 50, len(means))
+    error = mean * draw.uniform(0.02, 0.3, n)
+    expected, near = [], False
+    for i in range(n):
+        rest = np.delete(mean, i).mean()
+        noise = np.sqrt(np.sum(np.delete(error, i) ** 2)) / (n - 1)
+        width = np.sqrt((error[i] / mean[i]) ** 2 + (noise / rest) ** 2)
+        tail = n * student_t.sf(np.log(mean[i] / rest) / width, m[i] - 1)
+        near |= abs(tail / module.LEVEL - 1) < 1e-6
+        expected += [i] if tail <= module.LEVEL else []
+    if near:
+        return
+    assert find_worse_means(mean, error, m) == tuple(expected)
+    assert find_worse_means(factor * mean, factor * error, m) == tuple(expected)
+    order = draw.permutation(n)
+    found = find_worse_means(mean[order], error[order], m[order])
+    assert sorted(order[list(found)]) == expected
