@@ -268,5 +268,20 @@ def test_own_without_clients_is_refused() -> None:
     weights = np.linspace(1, 2, len(X))
     with pytest.raises(ValueError, match="sample_weight do not go together"):
         FairClassifier(own="bias").fit(X, y, clients=owners, sample_weight=weights)
-    plain = FairClassifier().fit(X, y, clients=owners)
+    plain = FairClassifier(objective="average").fit(X, y, clients=owners)
     np.testing.assert_array_equal(plain.predict(X), plain.predict(X, clients=owners))
+
+
+def test_by_default_the_rule_of_fit_chooses_where_there_are_clients() -> None:
+    rng = np.random.default_rng(0)
+    X, owners = rng.normal(size=(400, 2)), np.repeat(["a", "b", "c", "d"], 100)
+    shift = np.repeat([-3.0, -1.0, 1.0, 3.0], 100)
+    y = X[:, 0] + shift + rng.logistic(size=400) > 0
+    fair = FairClassifier().fit(X, y, clients=owners)
+    average = FairClassifier(objective="average").fit(X, y, clients=owners)
+    assert fair.choice_.startswith("own bias") and fair.own_["1.bias"].shape == (4, 1)
+    worst = [min((m.predict(X, clients=owners) == y).reshape(4, 100).mean(1))
+             for m in (fair, average)]  # fmt: skip
+    assert worst[0] > worst[1]
+    assert "ordinary model" in FairClassifier().fit(X, y).choice_
+    assert average.choice_ == "as given"

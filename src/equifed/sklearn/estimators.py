@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from equifed.models.curvature import linear_layer
 from equifed.models.losses import fitted_loss, squared
 from equifed.models.predictor import Predictor, class_scores, link_of, most_likely
 from equifed.objectives.base import SaddleObjective
+from equifed.runs.candidates import choose
 from equifed.sklearn import solving
 from equifed.sklearn.solving import Array
 from equifed.training.final_model import StopWhen
@@ -133,7 +134,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def __init__(
         self,
         *,
-        objective: str | Mapping[str, Any] | SaddleObjective = "average",
+        objective: str | Mapping[str, Any] | SaddleObjective = "auto",
         algorithm: str | Mapping[str, Any] | AnyAlgorithm = "auto",
         model: str | nn.Module = "linear",
         l2: float = 1e-3,
@@ -180,19 +181,21 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         labels, weighted = "classes" in about, rows.weights is not None
         classes = len(about["classes"]) if labels and not weighted else None
         module = solving.build_module(self.model, rows.inputs.shape[1], outputs, self.fit_intercept)
+        data = Federation("fit", rows.names, rows.split(), classes=classes)
+        chosen = self._choose(data, int(seed), weighted)
         engine = simulate(
-            Federation("fit", rows.names, rows.split(), classes=classes),
+            data,
             module,
             solving.SampleWeighted(loss, labels) if weighted else loss,
-            l2=self.l2,
+            l2=chosen["l2"],
             penalise="weights",
             dtype=torch.float64,
             init="fresh" if isinstance(self.model, str) else "given",
-            own=self.own,
-            own_l2=self.own_l2,
+            own=chosen["own"],
+            own_l2=chosen["own_l2"],
         )
         algorithm = solving.build_algorithm(
-            self.algorithm, self.objective, engine, rows.sizes, int(seed)
+            self.algorithm, chosen["objective"], engine, rows.sizes, int(seed)
         )
         exact = isinstance(algorithm, solving.Newton)
         self.history_ = train(
@@ -217,6 +220,28 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.history_.trained = Predictor(self.model_, rows.inputs.shape[1:], **about)
         if about["own"]:
             self.own_ = {name: part.numpy().copy() for name, part in about["own"].items()}
+
+    def _choose(self, data: Federation, seed: int, weighted: bool) -> dict[str, Any]:
+        """Return objective, penalties and own part: as given, or by the rule of ``equifed.fit``."""
+        given = {key: getattr(self, key) for key in ("objective", "l2", "own", "own_l2")}
+        self.choice_ = "as given"
+        if not (isinstance(self.objective, str) and self.objective == "auto"):
+            return given
+        given["objective"] = "average"
+        words = isinstance(self.model, str) and isinstance(self.algorithm, str)
+        usual = words and (self.model, self.algorithm) == ("linear", "auto") and self.fit_intercept
+        if len(data) < 2:
+            self.choice_ = "an ordinary model: there are no clients to serve (fit with clients=)"
+        elif weighted or not usual or self.own is not None or data.train.targets.ndim > 1:
+            self.choice_ = "one model for the average: the rule is for plain linear models"
+        else:
+            found = choose(data, seed, None, lambda _: None)
+            point, self.choice_ = found.point, str(replace(found, keepers=()))
+            fair: Any = {"name": "chi-square", "rho": point.rho}
+            given["objective"] = "average" if point.rho is None else fair
+            given |= {"l2": point.l2, "own": None if point.own_l2 is None else "bias"}
+            given["own_l2"] = point.own_l2
+        return given
 
     def _set_model(self, module: nn.Module, labels: bool) -> None:
         """Set ``model_`` and, of a linear model, ``coef_`` and ``intercept_``."""
@@ -252,7 +277,10 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
     Parameters
     ----------
     objective : str, table or SaddleObjective
-        What is minimised of the clients' losses: a name of ``equifed list objectives``, a table
+        What is minimised of the clients' losses. ``"auto"``: with ``clients`` the rule of
+        :func:`equifed.fit` chooses objective, own part and ``l2`` on held-out rows (``choice_``
+        says what), for linear models without weights of samples; without ``clients`` it is an
+        ordinary model. Or a name of ``equifed list objectives``, a table
         ``{"name": "cvar", "tail": 0.2}``, or an object. ``"average"`` counts every client alike;
         ``{"name": "average", "prior": "size"}`` every row.
     algorithm : str, table or Algorithm
@@ -287,6 +315,8 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
     coef_, intercept_ : array
         Of linear models: shapes (1 or classes, features) and (1 or classes,).
     classes_ : array
+    choice_ : str
+        What ``objective="auto"`` chose, and why.
     clients_, client_weights_ : array
         The clients in order of appearance, and the weight that each had in the solution.
     history_ : History
@@ -363,6 +393,28 @@ class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]
     def _choose_loss(self, inputs: Array) -> tuple[solving.Loss, int, dict[str, Any]]:
         shape = self.target_shape_
         return squared, int(np.prod(shape)), {"outputs_shape": shape}
+
+    def _choose(self, data: Federation, seed: int, weighted: bool) -> dict[str, Any]:
+        """Return objective, penalties and own part: as given, or by the rule of ``equifed.fit``."""
+        given = {key: getattr(self, key) for key in ("objective", "l2", "own", "own_l2")}
+        self.choice_ = "as given"
+        if not (isinstance(self.objective, str) and self.objective == "auto"):
+            return given
+        given["objective"] = "average"
+        words = isinstance(self.model, str) and isinstance(self.algorithm, str)
+        usual = words and (self.model, self.algorithm) == ("linear", "auto") and self.fit_intercept
+        if len(data) < 2:
+            self.choice_ = "an ordinary model: there are no clients to serve (fit with clients=)"
+        elif weighted or not usual or self.own is not None or data.train.targets.ndim > 1:
+            self.choice_ = "one model for the average: the rule is for plain linear models"
+        else:
+            found = choose(data, seed, None, lambda _: None)
+            point, self.choice_ = found.point, str(replace(found, keepers=()))
+            fair: Any = {"name": "chi-square", "rho": point.rho}
+            given["objective"] = "average" if point.rho is None else fair
+            given |= {"l2": point.l2, "own": None if point.own_l2 is None else "bias"}
+            given["own_l2"] = point.own_l2
+        return given
 
     def _set_model(self, module: nn.Module, labels: bool) -> None:
         super()._set_model(module, labels)
