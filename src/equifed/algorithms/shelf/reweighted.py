@@ -150,7 +150,8 @@ def semi_vred(
 
     ``prior`` are the weights of the means: uniform unless given, numbers of samples for instance;
     ``scale`` as for :class:`equifed.objectives.Relative`.
-    Malekmohammadi, Yu. "Semi-variance reduction for fair federated learning." arXiv:2406.16193.
+    Malekmohammadi, Yu. "Semi-variance reduction for fair federated learning." arXiv:2406.16193
+    (its text was not at hand).
 
     >>> semi_vred(1.0).objective
     SemiVariance(strength=1.0, prior=None, scale=None)
