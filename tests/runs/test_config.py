@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.models.losses import LOSSES
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS, UnknownName

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,16 @@ from tests.problems import regression
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.guard import Guard, Guarded
 from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.clients import MissingClients
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
+from equifed.steps.automatic import with_measured_step
 from equifed.testing import with_liar
+from equifed.training.folder import RunFolder
 from equifed.training.loop import train
 from equifed.training.play_round import TrainingError, Witness, WitnessedVectors
 
@@ -108,10 +113,36 @@ def test_a_loss_of_1e308_does_not_end_cvar() -> None:
     assert {e["client"] for e in history.events if e["event"] == "quarantine"} == {"client 0"}
 
 
-def test_divergence_of_everybody_is_blamed_on_nobody() -> None:
-    clients = simulate(regression((7, 5, 9)), "linear", dtype=torch.float64)
-    with pytest.raises(TrainingError, match="If training diverged, use smaller step sizes"):
-        train(FedAvg(LocalSGD(lr=1e9, steps=60)), clients, rounds=40)
+@pytest.mark.parametrize("way", ["fedavg", "scaffold", "network"])
+def test_divergence_of_everybody_is_blamed_on_nobody(way: str, tmp_path: Path) -> None:
+    model = "mlp" if way == "network" else "linear"
+    clients = simulate(regression((7, 5, 9)), model, dtype=torch.float64)
+    work = LocalSGD(lr=1e9, steps=60)
+    folder = RunFolder(tmp_path / "run", clients.names)
+    folder.create()
+    with pytest.raises(TrainingError, match=r"training diverged.*smaller step sizes") as told:
+        ran = Scaffold(work) if way == "scaffold" else FedAvg(work)
+        train(ran, clients, rounds=40, folder=folder)
+    assert not [name for name in clients.names if name in str(told.value)]
+    said = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "training diverged" in said and "quarantine" not in said
+
+
+def test_defaults_take_whole_steps_of_a_measured_length_where_own_parts_need_them() -> None:
+    clients = simulate(draw_federation(0, test=5), "logistic", own="bias", dtype=torch.float64)
+    history = train(FedAvg(), clients)
+    assert len(history.rounds) == 100
+    (note,) = [e["reason"] for e in history.events if "was not given" in e.get("reason", "")]
+    whole = FedAvg(replace(DEFAULT_WORK, batch_size=None))
+    start = clients.initial(Stream(0).at("initial"))
+    found = with_measured_step(whole, clients, start, Stream(0).at("measured lr"))
+    assert repr(found.local) in note
+    again = train(found, clients)
+    assert history.parameters is not None and again.parameters is not None
+    assert all(torch.equal(history.parameters[k], again.parameters[k]) for k in again.parameters)
+    given = FedAvg(LocalSGD(lr=0.02, steps=10, batch_size=50))  # what is said is not changed
+    with pytest.raises(ValueError, match="needs all samples"):
+        train(given, clients, rounds=1)
 
 
 def test_a_badly_scaled_client_that_is_honest_stays() -> None:

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
-from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import running_mean, sample_clients
 from equifed.contract.algorithm import Federated, Info
 from equifed.contract.clients import Moved
+from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
 from equifed.steps.automatic import DECAY, LARGEST, TINY
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equifed.algorithms.absence import PATIENCE, call_roll
-from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives import DualStep, Entropic, SaddleObjective, WorstCase
 
 

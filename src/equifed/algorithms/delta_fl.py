@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, call_roll
-from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scatter
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon
 

@@ -9,14 +9,9 @@ import numpy as np
 
 from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scatter
+from equifed.contract.local import DEFAULT_WORK
 
 Weighting = Literal["size", "uniform"]
-
-DEFAULT_WORK = LocalSGD(lr=0.02, steps=10, batch_size=50)
-"""Local work where none is given: ten steps on batches of fifty as in DRFA's experiments.
-
-The step size is ours and a guess: :func:`equifed.algorithms.with_measured_step` finds a better one.
-"""
 
 
 @dataclass(frozen=True)

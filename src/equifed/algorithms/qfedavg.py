@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, State, Weighting, client_weights
+from equifed.algorithms.fedavg import State, Weighting, client_weights
 from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector
 from equifed.contract.absence import sample_clients, scatter
+from equifed.contract.local import DEFAULT_WORK
 
 LEAST_LOSS = 1e-10
 """Losses below this count as this: a power below zero of a loss of zero has no value."""

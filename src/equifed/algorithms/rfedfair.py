@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from equifed.algorithms.absence import call_roll
-from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector, Weights
 from equifed.contract.absence import running_mean
-from equifed.contract.local import SmoothedHinge
+from equifed.contract.local import DEFAULT_WORK, SmoothedHinge
 from equifed.objectives.cvar import Average, check_tails
 
 

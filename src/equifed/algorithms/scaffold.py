@@ -7,10 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Info, LocalSGD, Proof, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scale_to_present, scatter
 from equifed.contract.arrays import ClientVectors
+from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives.cvar import Average
 
 

@@ -256,6 +256,10 @@ class Clients(ABC):
         """Tell whether a state must hold own parts: x alone does not give them."""
         return False
 
+    def needs_all_samples(self) -> bool:
+        """Tell whether losses are those of all samples, so that minibatches are refused."""
+        return False
+
     def own_parts(self, x: Vector) -> Vector | None:
         """Return the own part that every client uses with x, (N, p); None: there are none here."""
         return None

@@ -258,3 +258,10 @@ def own_strength(own_l2: OwnL2, samples: int = 1) -> float:
             "client's number of training samples."
         )
     return value if found is None else min(1.0, value / max(1, samples))
+
+
+DEFAULT_WORK = LocalSGD(lr=0.02, steps=10, batch_size=50)
+"""Local work where none is given: ten steps on batches of fifty as in DRFA's experiments.
+
+The step size is ours and a guess: :func:`equifed.algorithms.with_measured_step` finds a better one.
+"""

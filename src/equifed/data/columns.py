@@ -66,7 +66,8 @@ def read_columns(table: Any | str | Path) -> Columns:
     if isinstance(table, str | Path):
         from equifed.data.files import read_file  # nothing else needs a reader of files
 
-        table = read_file(Path(table))
+        table = read_file(Path(table), clean_column)
+        table = Columns(table) if isinstance(table, dict) else table
     raw = _list_columns(table)
     names = [str(name) for name, _ in raw]
     refuse_twice(names, f"{where} has the column {{!r}} twice; rename or drop one of them.")

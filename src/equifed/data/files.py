@@ -8,12 +8,13 @@ import gzip
 import io
 import itertools
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equifed.data.columns import Columns, clean_column
 from equifed.data.split import DataError, refuse, refuse_twice
 
+Clean = Callable[[Sequence[Any]], list[Any]]
 SEPARATORS = (",", ";", "\t", "|")
 PART = 1000  # lines that are taken apart at once, while they are near
 MOST_BYTES = 2 << 30
@@ -21,15 +22,15 @@ MOST_BYTES = 2 << 30
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_file(path: Path) -> Any:
-    """Return a pyarrow Table of a Parquet file, or the columns of a CSV file."""
+def read_file(path: Path, clean: Clean) -> Any:
+    """Return a pyarrow Table of a Parquet file, or the clean columns of a CSV file."""
     try:
         with path.open("rb") as file:
             packed = file.read(4) == b"PAR1"
     except (OSError, ValueError):
         packed = False  # reading it as CSV says what is wrong
     if not packed and path.suffix != ".parquet":
-        return read_csv(path)
+        return read_csv(path, clean)
     try:
         import pyarrow.parquet as parquet
 
@@ -42,8 +43,8 @@ def read_file(path: Path) -> Any:
         raise DataError(f"Cannot read {path} as Parquet: {str(error)[:200]}.") from None
 
 
-def read_csv(path: Path) -> Columns:
-    """Read a CSV file whose first line names the columns, a part at a time."""
+def read_csv(path: Path, clean: Clean = list) -> dict[str, list[Any]]:
+    """Read a CSV file whose first line names the columns, and clean it, a part at a time."""
     separator, text = _find_separator(_read_text(path))
     file = io.StringIO(text, newline="")
     reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t")
@@ -51,7 +52,7 @@ def read_csv(path: Path) -> Columns:
     try:
         titles = [cell.strip() for cell in next(lines, (0, []))[1]]
         _check_titles(path, titles)
-        columns = Columns({title: [] for title in titles})
+        columns: dict[str, list[Any]] = {title: [] for title in titles}
         while part := list(itertools.islice(lines, PART)):
             refuse(
                 ((number, len(line)) for number, line in part if len(line) != len(titles)),
@@ -62,7 +63,7 @@ def read_csv(path: Path) -> Columns:
             )
             cells = zip(*(line for _, line in part), strict=True)
             for column, values in zip(columns.values(), cells, strict=True):
-                column += clean_column(values)
+                column += clean(values)
     except csv.Error as error:
         raise DataError(f"Cannot read {path}: {error} in line {reader.line_num}.") from None
     return columns

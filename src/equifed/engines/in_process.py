@@ -228,9 +228,13 @@ class InProcessClients(TorchClients):
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
         """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
 
+    @override
+    def needs_all_samples(self) -> bool:
+        return self.own is not None and self.own.steps == "profile"
+
     def refuse_minibatches(self, batch_size: int | None) -> None:
         """Refuse minibatches where the best own part for all samples is meant."""
-        if batch_size is not None and self.own is not None and self.own.steps == "profile":
+        if batch_size is not None and self.needs_all_samples():
             raise ValueError(
                 f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
                 "leave batch_size out, or say own_steps='joint'."

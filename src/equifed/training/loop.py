@@ -22,7 +22,7 @@ from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.play_round import MissingPolicy, TrainingError
 from equifed.training.tables import FORMAT, describe_value, package_versions
 from equifed.training.trackers import Callback, follow_by_default
-from equifed.training.units import lacks_scale, loss_scale, with_scale
+from equifed.training.units import lacks_scale, loss_scale, settle_work, with_scale
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,7 @@ def train(
     algorithm: AnyAlgorithm,
     clients: Clients,
     *,
-    rounds: int,
+    rounds: int = 100,
     seed: int = 0,
     x: Vector | Mapping[str, Any] | nn.Module | None = None,
     evaluate: Sequence[str] | Evaluator = (),
@@ -150,6 +150,8 @@ class _Training:
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
         scale = self._fix_scale(x, resume)
+        self.algorithm, note = settle_work(self.algorithm, self.clients, x, self.stream)
+        self.first = [*self.first, *note]
         self.made_of["ran"] = events.show_algorithm(self.algorithm)
         self.start, state, done = x, self.algorithm.init(self.clients, x), 0
         if self.clients.remembers_own():

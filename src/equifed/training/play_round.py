@@ -7,6 +7,7 @@ out as its proof must be what all clients said about all their samples.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -27,6 +28,14 @@ from equifed.training.final_model import Kept
 
 LARGEST = 1e100
 """A loss beyond this is no loss: sums, squares and powers of it overflow."""
+
+NOT_FINITE = re.compile(r"\b(inf|nan)\b|not finite")
+"""What the reasons say of clients whose numbers have grown out of bounds."""
+
+DIVERGED = (
+    "no client gave a usable answer, none of their numbers is finite: training diverged. Use "
+    "smaller step sizes, or scale features and targets; the model of the round before is saved."
+)
 
 FAR = 1e6
 """A vector is absurd if it is so many times as long as the median one, and as the model."""
@@ -224,7 +233,7 @@ def play_round(
 
     Missing clients count with what they sent last; own parts go from each round to the next.
     """
-    left = clients.index
+    left, found = clients.index, dict[int, str]()
     while True:
         everybody = len(left) == len(clients.index)
         present = bind_own(clients if everybody else clients.subset(left), kept.own)
@@ -233,6 +242,8 @@ def play_round(
             patience = getattr(layers(algorithm)[-1], "patience", PATIENCE)
             seen = Recall(witness, kept.memory, int(patience))
             new, info = algorithm.round(state, seen, stream.at("round", r))
+            for i, reason in found.items():
+                tell("quarantine", r, reason, client=clients.names[i])
             info = info if info.index is not None else replace(info, index=present.index)
             for kind, note in clients.take_notes():
                 tell(kind, r, note)
@@ -240,10 +251,16 @@ def play_round(
             kept = replace(kept, memory=seen.memory(), own=own)
             return Played(new, info, np.setdiff1d(clients.index, left), kept, witness)
         except MissingClients as lost:
-            for i, reason in lost.reasons.items():
-                tell("quarantine", r, reason, client=clients.names[i])
+            found |= lost.reasons
             left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
-            policy.check(r, len(left), len(clients.names), lost)
+            if len(left) == 0 and all(map(NOT_FINITE.search, found.values())):
+                raise TrainingError(f"Round {r}: {DIVERGED}") from None  # nobody's fault
+            try:
+                policy.check(r, len(left), len(clients.names), lost)
+            except TrainingError:
+                for i, reason in found.items():
+                    tell("quarantine", r, reason, client=clients.names[i])
+                raise
 
 
 def certify_round(played: Played, about: Any) -> tuple[Info, Kept, Any]:

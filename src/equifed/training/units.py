@@ -26,8 +26,10 @@ import numpy as np
 
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients, ask_those_present
+from equifed.contract.local import DEFAULT_WORK
 from equifed.contract.streams import Stream
 from equifed.objectives.base import Relative
+from equifed.steps.automatic import with_measured_step
 
 T = TypeVar("T")
 
@@ -57,6 +59,23 @@ def with_scale(value: T, scale: float) -> T:
     if isinstance(value, Relative):
         changed["scale"] = scale if value.lacks_scale else whole.scale
     return cast(T, dataclasses.replace(whole, **changed))
+
+
+def settle_work(
+    algorithm: T, clients: Clients, x: Vector, stream: Stream
+) -> tuple[T, list[tuple[str, str]]]:
+    """Return the algorithm with work that own parts allow, where nothing was said of its work.
+
+    Profile losses need all samples, so the default's minibatches become whole steps of a length
+    that is measured, and a note says so.
+    """
+    holder: Any = algorithm
+    if getattr(holder, "local", None) is not DEFAULT_WORK or not clients.needs_all_samples():
+        return algorithm, []
+    whole: T = dataclasses.replace(holder, local=dataclasses.replace(DEFAULT_WORK, batch_size=None))
+    found: Any = with_measured_step(whole, clients, x, stream.at("measured lr"))
+    told = f"Local work was not given: {found.local!r}, a step size measured for these clients"
+    return cast(T, found), [("note", told)]
 
 
 def loss_scale(clients: Clients, x: Vector, stream: Stream) -> float:

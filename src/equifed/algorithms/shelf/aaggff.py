@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import carry_over, sample_clients, scale_to_present
+from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives.projections import project_capped_simplex
 
 Matrix = NDArray[np.float64]

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import carry_over, sample_clients, scale_to_present
+from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives.base import check_length
 
 

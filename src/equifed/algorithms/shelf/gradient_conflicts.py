@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, State
+from equifed.algorithms.fedavg import State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.clients import inner_products
+from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives.projections import project_capped_simplex
 
 Matrix = NDArray[np.float64]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from equifed.algorithms.absence import PATIENCE, call_roll
-from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Losses, Stream, Vector
 from equifed.contract.absence import sample_clients
+from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import Objective, Proportional, SemiVariance, Tilted
 
 
