@@ -1,4 +1,4 @@
-"""Stored results, and the tables of docs/performance.md that are made from them.
+"""Stored results, and the tables of benchmarks/README.md that are made from them.
 
     python -m benchmarks.results [--write]
 
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).parent / "results"
-PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+PAGE = Path(__file__).parent / "README.md"
 
 
 def describe_machine() -> dict[str, Any]:

@@ -156,6 +156,8 @@ RARE = 0.01
 """A feature that takes one value but for this fraction of the samples hardly varies."""
 BLOCK = 4096
 """Samples of a forward pass."""
+VECTORS = 1 << 17
+"""The same on a GPU where samples are vectors of numbers, which make no large activations."""
 Span = tuple[int, int, Tensor]
 """Samples from one row up to another, and the model for them."""
 
@@ -225,9 +227,11 @@ class FederationEvaluator:
         Values of a regression are in the unit of the target column, losses are as in training.
         """
         inputs, targets = self._hold(name)
+        vectors = inputs.is_cuda and inputs.dim() == 2 and inputs.is_floating_point()
+        block = VECTORS if vectors else BLOCK
         for start, end, model in spans:
-            for a in range(start, end, BLOCK):
-                rows = slice(a, min(a + BLOCK, end))
+            for a in range(start, end, block):
+                rows = slice(a, min(a + block, end))
                 with torch.no_grad():
                     outputs = self._model.outputs(model, inputs[rows])
                     losses = self._model.loss(outputs, targets[rows])

@@ -218,9 +218,10 @@ class _Training:
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
         cost = (exchanges, up, down, time.perf_counter() - started)
-        there = None if info.index is None else tuple(int(i) for i in info.index)
-        everybody = there is None or len(there) == len(self.clients.names)
-        record = RoundRecord(r, info.objective, *cost, info.numbers, None if everybody else there)
+        there = None
+        if info.index is not None and len(info.index) < len(self.clients.names):
+            there = tuple(info.index.tolist())
+        record = RoundRecord(r, info.objective, *cost, info.numbers, there)
         self.history.rounds.append(record)
         for listener in self.listeners:
             listener.round(record, info)

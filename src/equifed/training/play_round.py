@@ -249,7 +249,8 @@ def play_round(
                 tell(kind, r, note)
             own = None if kept.own is None else present.own_after()
             kept = replace(kept, memory=seen.memory(), own=own)
-            return Played(new, info, np.setdiff1d(clients.index, left), kept, witness)
+            away = left[:0] if everybody else np.setdiff1d(clients.index, left)
+            return Played(new, info, away, kept, witness)
         except MissingClients as lost:
             found |= lost.reasons
             left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))

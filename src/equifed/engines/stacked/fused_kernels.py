@@ -267,7 +267,7 @@ def walk(
         )  # fmt: skip
         acc = _dot(a, tl.trans(w), acc, EXACT)
     tl.debug_barrier()
-    for s in range(steps - 1):
+    for s in range(steps):
         delta, w2, b2, w3, b3, b1 = _upper(
             acc, w2, b2, w3, b3, b1, targets, rows, there, s,
             tl.minimum(size - (s % turns) * BATCH, BATCH),
@@ -275,7 +275,7 @@ def walk(
             HB, GB, CB, LOSS, CLASSES, TANH, BIAS, CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE, EXACT,
         )  # fmt: skip
         turn = (s + 1) % turns
-        after = r < tl.minimum(size - turn * BATCH, BATCH)
+        after = (r < tl.minimum(size - turn * BATCH, BATCH)) & (s + 1 < steps)
         place = ((s + 1) // turns) * longest + turn * BATCH
         coming = tl.load(orders + place + r, mask=after, other=0).to(tl.int32)
         acc = tl.zeros((ROWS, HB), tl.float32)
@@ -298,26 +298,11 @@ def walk(
             acc = _dot(b, tl.trans(w), acc, EXACT)
         rows, there = coming, after
         tl.debug_barrier()  # what one thread wrote of the model, others read in the next pass
-    s = steps - 1
-    delta, w2, b2, w3, b3, b1 = _upper(
-        acc, w2, b2, w3, b3, b1, targets, rows, there, s,
-            tl.minimum(size - (s % turns) * BATCH, BATCH),
-        x, corrections, snapshots, totals, snap, lr, keep, keep_bias, pull, LAYERS, D, H, G, C,
-        HB, GB, CB, LOSS, CLASSES, TANH, BIAS, CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE, EXACT,
-    )  # fmt: skip
     square = 0.0
     for k in range(0, D, BLOCK):
         mk = k + rk < D
         at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & mk[None, :]
-        w = tl.load(u + at, mask=ok, other=0.0)
-        a = tl.load(
-            inputs + rows[:, None] * D + (k + rk)[None, :],
-            mask=there[:, None] & mk[None, :], other=0.0,
-        )  # fmt: skip
-        change = _dot(delta, lr * a, None, EXACT)
-        w = _moved(w, change, at, ok, x, corrections, lr, keep, pull, CORRECTED, PROXIMAL)
-        _keep(w, at, ok, s, snap, snapshots, totals, SNAPSHOT, AVERAGE)
-        square += _finish(w, at, ok, x, u)
+        square += _finish(tl.load(u + at, mask=ok, other=0.0), at, ok, x, u)
     if LAYERS == 3:
         square += _finish(w2, at2, ok2, x, u)
         if BIAS:

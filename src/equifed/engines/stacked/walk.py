@@ -279,9 +279,10 @@ class Run:
             use(chunk, made)
 
         map_in_threads(one, clients.chunks(self._batch), clients.independent)
-        for values, what in zip(to_numpy(numbers).T, self.what, strict=True):  # copied at once
+        found = to_numpy(numbers)  # copied at once
+        for values, what in zip(found.T, self.what, strict=True):
             clients.require_finite(values, what)
-        return to_numpy(numbers)[:, 0].copy()
+        return found[:, 0].copy()
 
 
 class GradientRun(Run):
