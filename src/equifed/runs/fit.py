@@ -149,7 +149,8 @@ def fit(
     if folder is not None:
         _open(folder, overwrite)
     untested = replace(federation, test=None)  # no test row is read before the choice is stored
-    random = not (isinstance(data, Federation) or {"keep_together", "time", "split"} & {*columns})
+    apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
+    random = not (apart or isinstance(data, Federation))
     choice = choose(untested, seed, folder, tell or (lambda _: None), random)
     if folder is not None:
         write_file(folder / CHOICE, seal(choice.to_dict()))
