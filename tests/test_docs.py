@@ -139,7 +139,7 @@ def test_the_guide_to_own_parts_runs(capsys: pytest.CaptureFixture[str]) -> None
     own, plain = (names["runs"][kind].per_client() for kind in ("own intercept", "shared"))
     assert sum(own.values()) > sum(plain.values())  # what the guide says of these hospitals
     assert names["newcomer"].only == "new hospital"
-    assert "is certified to be within" in capsys.readouterr().out
+    assert "proved to be within" in capsys.readouterr().out
 
 
 # -- section 5 of docs/mathematics.md: the rule of automatic step sizes ----------------------------

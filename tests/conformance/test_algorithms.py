@@ -28,7 +28,7 @@ ALONE = {name: check for name, check in ALGORITHM_CHECKS.items() if name != AGRE
 """The checks that look at one engine."""
 
 PLAIN = [name for name in CASES if name.endswith("/plain")]
-VARIED = ("any clients may be absent", "a saved state goes on identically")
+VARIED = ("any clients may be absent", "a saved state resumes identically")
 """What a setting can break: who is asked, and what is remembered. A round is part of both."""
 
 
@@ -160,7 +160,7 @@ BROKEN = {
     "a client without a number is quarantined": Swallowing(EPOCHS),
     "a round moves the model and tells what it did": Still(EPOCHS),
     "the same state and stream give the same result": Hidden(EPOCHS),
-    "a saved state goes on identically": Lossy(EPOCHS),
+    "a saved state resumes identically": Lossy(EPOCHS),
     "any clients may be absent": Everybody(EPOCHS),
     "states are frozen values": Unfrozen(EPOCHS),
 }

@@ -343,7 +343,7 @@ def test_class_weights_that_cannot_be_are_refused(weights, told):
 
 def test_class_weights_of_absent_classes_or_of_values_are_refused():
     lacking = Federation.from_clients({"a": ([[0.0], [1.0]], [0, 1])}, classes=3)
-    with pytest.raises(ValueError, match="nobody has a training sample of class 2"):
+    with pytest.raises(ValueError, match="no client has a training sample of class 2"):
         weigh_classes(cross_entropy, "balanced", lacking)
     with pytest.raises(ValueError, match="regression data without classes"):
         weigh_classes(cross_entropy, "balanced", values())

@@ -77,7 +77,7 @@ def test_strangers_take_the_mean_which_is_said() -> None:
     wanted = mean.predict_proba(rows)
     with pytest.warns(UserWarning, match="but 'x' took no part in training: the shared"):
         np.testing.assert_array_equal(predictor.predict_proba(rows, "x"), wanted)
-    with pytest.warns(UserWarning, match="nobody says whose rows these are"):
+    with pytest.warns(UserWarning, match="it is not said whose rows these are"):
         found = predictor.predict_proba(rows.drop(columns="site"))
     np.testing.assert_array_equal(found, wanted)
     mixed = [name if k % 2 else "x" for k, name in enumerate(rows["site"])]

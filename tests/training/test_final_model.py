@@ -249,7 +249,7 @@ def test_what_is_given_out_if_nothing_is_said(case: str) -> None:
 def test_certified_without_certificates_is_the_last_and_no_secret() -> None:
     history = play(PLAIN, give_out="certified")
     assert history.given_out is not None and history.given_out.kind == "last"
-    assert "gave out the last model" in history.events[-1]["reason"]
+    assert "returned the last model" in history.events[-1]["reason"]
 
 
 def test_a_stop_at_a_gap_and_another_model_contradict_each_other() -> None:
@@ -358,10 +358,10 @@ def test_report_and_terminal_show_the_number_of_the_model_given_out(tmp_path: Pa
     history = play(PROVED, clients(l2=10.0), rounds=30, stop=[StopWhen(at_gap=0.1)])
     given = history.given_out
     assert given is not None and given.gap is not None
-    shown = f"certified to be within {given.gap:.3g} of the smallest objective there is"
+    shown = f"({given.gap:.3g}) of the optimum" if given.objective else f"within {given.gap:.3g}"
     methods = as_methods({"fair": history})
     text = write_report(build(methods), tmp_path / "report.html").read_text()
-    assert text.count(f"that of round {given.round}, is {shown}") >= 2  # figure and note
+    assert text.count(f"round {given.round}, proved to be") >= 2  # figure and note
     numbers = json.loads((tmp_path / "report.json").read_text())["methods"][0]["runs"][0]
     assert numbers["given_out"]["gap"] == given.gap == numbers["certificate"]["gap"]
     assert any(shown in line for line in describe_events(history))

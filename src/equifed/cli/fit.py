@@ -28,7 +28,7 @@ def fit(
         str | None, typer.Option(help="Column with train, validation or test.")
     ] = None,
     report_by: Annotated[
-        str | None, typer.Option(help="Column by whose values metrics are told, too.")
+        str | None, typer.Option(help="Column by whose values metrics are reported, too.")
     ] = None,
     categorical: Annotated[
         Columns, typer.Option(help="Columns of numbers that are codes (a,b,...). Text always is.")

@@ -46,7 +46,9 @@ Key = Annotated[
 ]
 MembersFile = Annotated[
     Path | None,
-    typer.Option(help="Public keys of the sites, one on a line with the name: nobody else joins."),
+    typer.Option(
+        help="Public keys of the sites, one on a line with the name; no other site joins."
+    ),
 ]
 Authority, NodeKey = "CA certificate.", "Private key of the node."
 
@@ -340,7 +342,7 @@ def certificates(
         known = ", ".join(addresses)
         typer.echo(f"{folder}/server.pem and server.key are the SuperLink's, for {known}.")
         typer.echo(f"They expire on {until:%Y-%m-%d at %H:%M} UTC; make new ones before that.")
-        typer.echo(f"{folder}/ca.pem goes to every site and to everybody who starts runs.")
+        typer.echo(f"{folder}/ca.pem goes to every site and to all who start runs.")
     for name in nodes:
         typer.echo(f"{folder}/{name}.key goes to {name} alone; {name}.pub is what is registered.")
 

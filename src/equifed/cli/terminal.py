@@ -22,7 +22,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 COMMAND_LINE: type[Exception] = typer.BadParameter.__mro__[2]
 """What the parser raises: click's ClickException; newer versions of typer have their own."""
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 a run failed or cannot go on; 2 wrong options, settings, data or "
+    "Exit codes: 0 done; 1 a run failed or cannot continue; 2 wrong options, settings, data or "
     "folders, and nothing was run; 130 interrupted."
 )
 """The only place that says them; every command keeps to it."""

@@ -23,7 +23,7 @@ def check_device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise ValueError(f"There is no device {device!r}; say 'cpu' or 'cuda'.") from None
+        raise ValueError(f"Unknown device {device!r}; use 'cpu' or 'cuda'.") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device={str(device)!r}, but torch {torch.__version__} finds no CUDA device here; say "

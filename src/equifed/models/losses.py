@@ -256,7 +256,7 @@ def weigh_classes(
         absent = [k for k in range(classes) if counts[k] == 0]
         if absent:
             raise ValueError(
-                f"class_weights='balanced': nobody has a training sample of class {absent[0]}; "
+                f"class_weights='balanced': no client has a training sample of class {absent[0]}; "
                 "leave the class out of the data, or give the weights as a mapping."
             )
         return WeightedLoss(loss, counts.sum() / (classes * counts.to(torch.float64)))

@@ -274,7 +274,7 @@ class Predictor:
         """Return the outputs for prepared samples, each by its owner's module."""
         if not self.own or not owners:
             if self.own and owners is None:
-                _say_shared(self.own, "and nobody says whose rows these are (client=NAME)")
+                _say_shared(self.own, "and it is not said whose rows these are (client=NAME)")
             return self.answer(features)
         groups = group_rows(owners)
         warn_of_strangers(self.own, [name for name in groups if name not in self.clients])

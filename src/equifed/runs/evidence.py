@@ -156,7 +156,7 @@ def write_readme(history: History, files: dict[str, bytes]) -> str:
         f"{history.seed}; {served}; {show_text(proved)}.",
         "",
         "Made by `equifed evidence`. `run/` is the run folder as it was written; the other files "
-        f"follow from it. Check them with `sha256sum -c {SUMS}`. Nobody's samples are in here.",
+        f"follow from it. Check them with `sha256sum -c {SUMS}`. It holds no samples.",
         "",
         "Points are those of Annex IV of the EU AI Act (Regulation (EU) 2024/1689). This list "
         "helps to find things; it is no statement that the Act is complied with.",

@@ -178,7 +178,7 @@ def _read_personalised(path: Path) -> dict[str, Any]:
     """Return the own parts that were fitted after training; they must belong to this model."""
     if not (path / PERSONALISED).exists():
         raise RunFolderError(
-            f"{path} has no {PERSONALISED}: nobody has fitted own parts to its model; do it with: "
+            f"{path} has no {PERSONALISED}: its model has no own parts yet; fit them with: "
             f"equifed personalise {path}"
         )
     told, content = read_sealed(path / PERSONALISED), (path / PERSONAL_PARTS).read_bytes()

@@ -327,7 +327,7 @@ def fine_tune(
         )
     if predictor.loss is None:
         raise ValueError(
-            "Fine-tuning goes on with the loss of training, which is known for cross_entropy, "
+            "Fine-tuning continues with the loss of training, which is known for cross_entropy, "
             "logistic and squared losses without class weights; the model was trained with another."
         )
     unmoved = lr in (None, 0) and steps == 0  # as a choice of no steps is written

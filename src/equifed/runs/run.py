@@ -137,7 +137,7 @@ def resume(
     out = Path(out)
     if not (out / CONFIG).exists():
         raise RunFolderError(
-            f"{out} holds no run that could go on: {CONFIG} is missing. Start one with: equifed run"
+            f"{out} holds no run to resume: {CONFIG} is missing. Start one with: equifed run"
         )
     files.refuse_links(out)
     if is_complete(out):
@@ -174,7 +174,7 @@ def check_config(out: Path, accept: bool = False) -> None:
     if not accept:
         raise RunFolderError(
             f"{out / CONFIG} was changed since the run began, or is damaged. Start another run "
-            "with it, or go on under it with --accept-config (in Python accept_config=True)."
+            "with it, or resume under it with --accept-config (in Python accept_config=True)."
         )
     told = {**told, CONFIG: found, "replaced": [*told.get("replaced", []), told.get(CONFIG)]}
     if is_first():

@@ -182,7 +182,7 @@ def _check_repetition(algorithm: AnyAlgorithm) -> None:
     _ensure_equal(one, other, "the same round again")
 
 
-@register(ALGORITHM_CHECKS, "a saved state goes on identically")
+@register(ALGORITHM_CHECKS, "a saved state resumes identically")
 def _check_checkpoint(algorithm: AnyAlgorithm) -> None:
     clients, state = _play_two(algorithm)
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ MOST_SCALES = 100.0
 ROUNDS = 5
 """Rounds in a row after which somebody leads for long."""
 
-LEADS = f"has had more than half of the weight for {ROUNDS} rounds: it leads the others"
+LEADS = f"has had more than half of the weight for {ROUNDS} rounds: it dominates the weights"
 
 Pair = tuple[Losses, Losses]
 """The clients' losses before training and at the end."""

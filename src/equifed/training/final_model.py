@@ -93,10 +93,10 @@ class StopWhen:
         if gap is None:
             return None
         if self.at_gap is not None and gap <= self.at_gap:
-            return f"the objective is certified to be within {gap:.3g} of its minimum"
+            return f"the objective is proved to be within {gap:.3g} of its minimum"
         if self.at_relative_gap is None or not size or gap > self.at_relative_gap * size:
             return None
-        return f"the objective is certified to be within {100 * gap / size:.2g} % of its minimum"
+        return f"the objective is proved to be within {100 * gap / size:.2g} % of its minimum"
 
     def _check_metric(self, history: History) -> str | None:
         """Look at the clients' metric: is it good enough, or does it no longer improve."""
@@ -217,7 +217,7 @@ class Giver:
             raise ValueError(f"give_out must be one of {known}, got {self.wanted!r}.")
         if self.proof and self.wanted not in ("auto", "certified"):
             raise ValueError(
-                f"Training that stops at a certified gap gives out the certified model, not "
+                f"Training that stops at a certified gap returns the certified model, not "
                 f"{self.wanted!r}; leave give_out out or say 'certified'."
             )
 

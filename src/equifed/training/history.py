@@ -129,7 +129,7 @@ class History:
             )
         if self.trained is None:
             raise ValueError(
-                "Nobody here knows the module: training has not ended, or it ran on an engine that "
+                "The module is not known here: training has not ended, or it ran on an engine that "
                 "sees vectors alone. Load `parameters` into your module, or give the run a folder "
                 "and use equifed.load_predictor(folder)."
             )
@@ -232,8 +232,8 @@ class History:
         about = self._proved()
         if not isinstance(about, GivenOut):
             return about
-        which = "best model so far" if self.given_out is None else "model given out"
-        return f"the {which}, that of round {about.round}, is {about.proof()}"
+        which = "best model so far" if self.given_out is None else "final model"
+        return f"{which}: round {about.round}, {about.proof()}"
 
     def _proved(self) -> GivenOut | str | None:
         """Return what is proved about the model given out, or else the best one; or why nothing."""

@@ -140,13 +140,13 @@ class GivenOut:
 
     def __str__(self) -> str:
         if self.kind == "last":
-            return f"gave out the last model, that of round {self.round}"
+            return f"returned the last model, that of round {self.round}"
         if self.kind == "average":
-            return f"gave out the mean of the models up to round {self.round}, later ones more"
+            return f"returned the mean of the models up to round {self.round}, later ones more"
         why = "whose worst client is served best on validation data"
         if self.kind == "certified":
             why = self.proof()
-        return f"gave out the model of round {self.round}, {why}"
+        return f"returned the model of round {self.round}, {why}"
 
     def proof(self) -> str:
         """Say what its certificate proves."""
@@ -156,10 +156,10 @@ class GivenOut:
                 f"nothing is proved yet: the bound on the gap is not below the objective {itself}"
             )
         assert self.gap is not None
-        share = ""
+        share = f"{self.gap:.3g}"
         if self.objective:
-            share = f", {100 * self.gap / abs(self.objective):.2g} % of its own"
-        return f"certified to be within {self.gap:.3g} of the smallest objective there is{share}"
+            share = f"{100 * self.gap / abs(self.objective):.2g} % ({self.gap:.3g})"
+        return f"proved to be within {share} of the optimum"
 
 
 def certified(record: RoundRecord) -> GivenOut:

@@ -182,7 +182,7 @@ class Fused:
         if work.mean_gradient and work.proximal:
             return "mean gradients are asked for beside a proximal term"
         if not sizes.min():
-            return "somebody has no samples"
+            return "a client has no samples"
         return self._shape(min(work.batch_size, int(sizes.max()))).refused
 
     def walk(
