@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:Column 'record' is left out")
+@pytest.mark.filterwarnings("ignore:Column .* is left out")
 def test_the_example_runs_and_serves_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

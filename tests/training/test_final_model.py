@@ -454,7 +454,7 @@ def test_a_configuration_says_what_to_give_out() -> None:
     [
         ({"give_out": "best"}, "give_out"),
         ({"give_out": "validation"}, "validation split is not there or not evaluated"),
-        ({"give_out": "last", "stop": {"at_gap": 0.1}}, "gives out the certified model"),
+        ({"give_out": "last", "stop": {"at_gap": 0.1}}, "returns the certified model"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(changes: dict, reason: str) -> None:
