@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from equifed.data import DataError, DataWarning, Federation, Preparation, Prepare, files
+from equifed.data import DataError, DataWarning, Federation, Preparation, Prepare, columns
 from equifed.data.columns import Columns, clean_column
 from equifed.data.fit import ask_kinds, combine, describe_rows, fit_preparation
 from equifed.data.preparation import Target
@@ -278,8 +278,8 @@ def test_fit_preparation_is_the_loop():
 
 def test_a_cell_is_cleaned_once(monkeypatch):
     seen = []
-    clean = files.clean_column
-    monkeypatch.setattr(files, "clean_column", lambda v: seen.append(len(v)) or clean(v))
+    clean = columns.clean_column
+    monkeypatch.setattr(columns, "clean_column", lambda v: seen.append(len(v)) or clean(v))
     table = {"site": ["n", "s"] * 20, "age": [" 1", "NA"] * 20, "dose": [k / 7 for k in range(40)]}
     table["ill"] = ["no", "no", "yes", "yes"] * 10
     fed = Federation.from_table(table, client="site", target="ill", test=0.2)
