@@ -18,20 +18,27 @@ from scripts.trust.questions import (
     run_attack,
     serve,
 )
-from tests.flower.grid import QUICK
+from tests.conformance import cases as conformance
+from tests.flower.grid import QUICK, convex
 from tests.flower.test_tables import TABLE, make_grid, run
 from typer.testing import CliRunner
 
-from equifed.algorithms.guard import round_losses
+from equifed.algorithms.guard import Guard, guard_algorithm, round_losses
 from equifed.cli.flower import app as flower_cli
+from equifed.flower import rehearsal
 from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.handshake import StartError
+from equifed.flower.memory import Memory
 from equifed.flower.node import serve_site
 from equifed.flower.plan import pack_plan, read_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
+from equifed.flower.secure.sums import SecureSums
+from equifed.flower.server import FlowerClients
 from equifed.flower.site import Policy, SiteError
 from equifed.flower.trial.certificates import make_node_key
+from equifed.flower.worker import Client
+from equifed.training.loop import train
 from equifed.training.signing import KeyProblem, make_key, public_of, read_key_file, read_private
 
 pytestmark = pytest.mark.long
@@ -188,3 +195,35 @@ def test_the_server_computes_with_the_losses_that_sites_round(tmp_path: Path) ->
     once = round_losses(losses, 0.125)
     np.testing.assert_array_equal(once * 8, np.rint(once * 8))
     np.testing.assert_array_equal(round_losses(once, 0.125), once)
+
+
+HONEST = ("scaffold/plain", "q-fedavg/plain", "averaged/plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "privacy"), [(n, "secure") for n in HONEST] + [(n, "none") for n in HONEST]
+)
+def test_no_honest_round_is_beyond_its_plan(
+    name: str, privacy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan from three rounds among made-up clients covers six on other data."""
+    case = guard_algorithm(conformance.CASES[name], Guard("on"))
+    monkeypatch.setattr(AppConfig, "build_algorithm", lambda config, sizes: case)
+    rehearsal._rehearse_once.cache_clear()
+    table = {"rounds": 6, "data": {"classes": 3}, "evaluate": {"splits": []}}
+    model = {"name": "logistic", "l2": 0.001, "dtype": "float64"}
+    config = AppConfig.from_dict({**table, "model": model, "algorithm": {"name": "fedavg"}})
+    given = FederationSettings(5, privacy)
+    plan = make_plan(config, given)
+    federation, the_task = convex(5, seed=5), config.build_task()
+    clients = [Client(federation.subset([i]), the_task, tmp_path) for i in range(5)]
+    told = {"digest": plan.digest, "text": plan.encode().decode()}
+    for client in clients:
+        Memory(tmp_path, "rehearsal", client.name).write_record("plan", told)
+    mailbox = rehearsal._Rehearsal(clients, given.deadlines)
+    members = rehearsal._introduce(the_task, federation)
+    hidden = SecureSums() if privacy == "secure" else None
+    history = train(case, FlowerClients(mailbox, members, hidden), rounds=6, progress=False)
+    assert history.rounds[-1].round == 6
+    kept = Memory(tmp_path, "rehearsal", clients[0].name).read_record("account")
+    assert kept["round"] == 6

@@ -67,7 +67,7 @@ def test_a_run_with_enough_others_goes_on_and_writes_it_down(
     assert "WARNING: round 0: left out of South: refused: 3 local steps" in capsys.readouterr().out
 
 
-DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy-tables.md"
 PRINTED = re.search(
     r"\*\*Policy\.\*\*.*?```toml\n(.*?)```", DEPLOY.read_text(encoding="utf-8"), re.DOTALL
 )
@@ -243,6 +243,15 @@ def test_statistics_of_the_sites_side_by_side(tmp_path: Path) -> None:
     assert "share of each class in %" in text and "WARNING: East" in text
     assert json.loads((tmp_path / "told" / "statistics.json").read_text()) == found
     assert not any(m.metadata.message_type.startswith(("train", "evaluate")) for m in grid.sent)
+
+
+def test_a_column_of_one_value_is_named(tmp_path: Path) -> None:
+    def change(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(creatinine=0.0) if who == "West" else rows
+
+    found, _ = show(make_grid(tmp_path / "sites", change=change))
+    (said,) = [w for w in found["warnings"] if "in every row" in w]
+    assert said.startswith("West: column 'creatinine' is 0 in every row, and varies at other sites")
 
 
 def test_statistics_are_the_means_of_training_rows(tmp_path: Path) -> None:

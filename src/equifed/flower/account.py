@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,12 @@ KEPT_ROUNDS = 32
 ONCE = ("prepare", "metrics", "statistics", "deliver")
 """Requests that belong to no round."""
 
-KEYED = ("sum", "norms", "recall")
+KEYED = ("sum", "norms")
 """Requests about vectors that a client keeps."""
 
-FREE = ("hello", "keys", "shares", "boxes", "unmask", "bounds")
-"""Requests that are not counted: steps of a hidden sum, and bounds, which never change."""
+FREE = ("hello", "keys", "shares", "boxes", "unmask", "bounds", "recall")
+"""Requests that are not counted: steps of a hidden sum, bounds, which never change, and vectors
+that were shown before."""
 
 
 class Waiting(Exception):
@@ -65,16 +66,16 @@ def list_questions(request: Request, memory: Memory) -> list[Question]:
         stage = str(args["asked"]["stage"])
         return [Question(f"prepare {stage}", 0, _digest(args["asked"]))]
     if op in KEYED:
-        key = str(args["key"])
+        key, about = str(args["key"]), [args["key"], args.get("minus")]
         model, scope = memory.trace(key)
-        step, about = f"{op} {key.rpartition('/')[2] or 'nothing'}", [key, args.get("minus")]
+        tag, _, kind = key.rpartition("/")
+        step = f"{op} {_name_place(tag.rpartition('#')[0].split('/'))} {kind}"
     else:
-        address = [str(word) for word in args.get("address", [])]
+        address = list(map(str, args.get("address", [])))
         model = digest_model(_bytes(request, "x")) if "x" in request.arrays else ""
         in_round = op != "metrics" and address[:1] == ["round"] and len(address) > 1
         scope = int(address[1]) if in_round else 0
-        place = " ".join(re.sub(r"^-?\d+$", "#", word) for word in address[2 * in_round :])
-        step = f"{op} {place}".strip() if op not in ONCE else op
+        step = f"{op} {_name_place(address)}".strip() if op not in ONCE else op
         named = ("batch_size", "work", "slope", "form", "splits", "metrics", "describe", "control")
         about = [[args.get(name) for name in named], args.get("address"), model]
     if scope == 0 and op not in ONCE:
@@ -91,6 +92,16 @@ def list_questions(request: Request, memory: Memory) -> list[Question]:
     row = _digest([asked.digest, args["mask"]["weights"]])
     summed = Question(f"{'' if scope else 'once '}opened {kind}", scope, row, model)
     return [summed] if op == "sum" else [asked, summed]
+
+
+def _name_place(address: Sequence[str]) -> str:
+    """Return an address without its round, and with a sign in place of other numbers.
+
+    >>> _name_place(["round", "3", "steps", "try", "2", "local"])
+    'steps try # local'
+    """
+    words = address[2:] if address[:1] == ["round"] else address
+    return " ".join("#" if re.fullmatch(r"-?\d+", word) else word for word in words)
 
 
 def _bytes(request: Request, name: str) -> bytes:

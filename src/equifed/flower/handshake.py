@@ -55,7 +55,6 @@ class TableTold:
     target: Mapping[str, Any]
     rest: tuple[str, ...]
     units: Mapping[str, str]
-    settings: Mapping[str, Any]
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> TableTold:
@@ -72,7 +71,7 @@ class TableTold:
             raise ValueError("no labels")
         units = {str(c): str(unit) for c, unit in told["units"].items()}
         rest = tuple(str(c) for c in told["rest"])
-        return cls(columns, {**flags, "labels": labels}, rest, units, dict(told["settings"]))
+        return cls(columns, {**flags, "labels": labels}, rest, units)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class Fit:
 
     def check(self, hellos: Sequence[Hello]) -> None:
         """Refuse tables that do not fit together."""
-        check_tables(hellos, self.settings, self.settings.describe())
+        check_tables(hellos, self.settings)
         combine_told_targets(hellos, self.settings)
 
     def run(
@@ -144,11 +144,8 @@ def _list_totals(fitted: Preparation, counts: Mapping[str, int]) -> dict[str, li
 # -- whether tables fit together ------------------------------------------------------------------
 
 
-def check_tables(hellos: Sequence[Hello], settings: TableSettings, told: Mapping[str, Any]) -> None:
-    """Refuse sites whose app, units or columns are not those that were agreed on.
-
-    ``told`` are the settings as plain values.
-    """
+def check_tables(hellos: Sequence[Hello], settings: TableSettings) -> None:
+    """Refuse sites whose units or columns are not those that were agreed on."""
     for hello in hellos:
         table = hello.table
         if table is None:
@@ -156,13 +153,6 @@ def check_tables(hellos: Sequence[Hello], settings: TableSettings, told: Mapping
                 f"{hello.name} gives arrays and others give tables; all sites must run the same "
                 "app."
             )
-        for key in sorted({*told, *table.settings}):
-            if table.settings.get(key) != told.get(key):
-                raise StartError(
-                    f"{hello.name} runs the app with other settings: data.{key} is "
-                    f"{table.settings.get(key)!r:.80} there and {told.get(key)!r:.80} here; "
-                    "install the same app at every site."
-                )
         for column, unit in table.units.items():
             agreed = (settings.units or {}).get(column)
             if agreed is not None and unit != agreed:

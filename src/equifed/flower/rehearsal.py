@@ -205,7 +205,7 @@ def _count(found: dict[str, dict[str, Any]], asked: list[Question], config: AppC
         per_round = [[q for q in mine if q.scope == r] for r in rounds]
         times = max(len(one) for one in per_round)
         told = {
-            "times": max(TRIES, times) if step.count("#") > 1 else times,
+            "times": max(TRIES, times) if "#" in step else times,
             "models": max(len({q.model for q in one}) for one in per_round),
             "batch": mine[0].batch,
             "work": _common_work([dict(q.work) for q in mine if q.work], config),

@@ -234,7 +234,6 @@ class SiteData:
             "target": table.describe_target(),
             "rest": table.rest,
             "units": dict(self.units),
-            "settings": self.settings.describe(),
         }
         schema = Schema(*kind, digest, shorten_names(names))
         return {"schema": schema.to_dict(), "model": "", "table": told}

@@ -153,13 +153,17 @@ def tabulate(found: Mapping[str, Told]) -> list[Table]:
 
 
 def find_outlying(found: Mapping[str, Told]) -> list[str]:
-    """Name sites whose column has a mean far from the others', no values, or one label alone."""
+    """Name sites whose column is far from the others', constant or empty, or with one label."""
     shown = {who: told for who, told in found.items() if "columns" in told}
     out = [f"{who} does not show its numbers by name" for who in found if who not in shown]
     for column, told in _turn(shown).items():
         empty = [who for who, d in told.items() if d["rows"] and d["missing"] == d["rows"]]
         out += [f"{who}: column {column!r} has no value at all" for who in empty]
         numbers = {who: d for who, d in told.items() if "mean" in d}
+        same = [who for who, d in numbers.items() if d["deviation"] == 0]
+        for who in same if len(same) < len(numbers) else ():
+            value = f"{numbers[who]['mean']:.4g} in every row, and varies at other sites"
+            out.append(f"{who}: column {column!r} is {value}. Does it stand for a missing value?")
         for who in numbers if len(numbers) > 1 else ():
             others = [d for name, d in numbers.items() if name != who]
             out += _compare(who, column, numbers[who], others)

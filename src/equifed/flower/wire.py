@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the messages; both sides must have the same."""
 
 REQUEST_LIMIT = 1 << 26

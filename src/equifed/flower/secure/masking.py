@@ -200,6 +200,8 @@ class Masking:
         largest = max(members, key=lambda i: abs(weights[i]))
         share = abs(weights[largest]) / total
         most = max(self.cap, 1.5 / len(members)) if self.cap < DRAWN else self.cap
+        if min(weights.values()) < 0:  # a change of weights has half of itself on either side
+            most = max(most, 0.5)
         if share > most * (1 + 1e-9):
             raise SecureError(
                 f"client {largest} has {share:.4g} of the weights of a sum, the plan's cap is "
