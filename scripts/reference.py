@@ -99,12 +99,17 @@ def list_names() -> dict[str, list[str]]:
     }
     for title, module in MODULES.items():
         found = importlib.import_module(module)
+        here = [name for name, thing in vars(found).items() if _is_from(thing, module, name)]
         groups[title] = [
             f"{module}.{name}"
-            for name in found.__all__
+            for name in getattr(found, "__all__", here)
             if name not in equifed.__all__ and _has_page(getattr(found, name))
         ]
     return {**groups, **{title: list(names) for title, names in FURTHER.items()}}
+
+
+def _is_from(thing: Any, module: str, name: str) -> bool:
+    return getattr(thing, "__module__", None) == module and not name.startswith("_")
 
 
 def _has_page(thing: Any) -> bool:
