@@ -23,8 +23,8 @@ from equifed.data.split import (
     refuse_twice,
 )
 
-Clients = Mapping[Any, tuple[Any, ...]]
-"""Client name to its features and targets, ``(X, y)``, and its samples' groups if there are any."""
+Clients: TypeAlias = Mapping[Any, Any]
+"""Client name to its features and targets, ``(X, y)`` or ``(X, y, groups)``, or to a data set."""
 
 Numbered: TypeAlias = tuple[dict[str, Array], int | None, tuple[str, ...]]
 
@@ -180,7 +180,7 @@ def _align_shapes(arrays: dict[str, Array], what: str, dtype: np.dtype[Any]) -> 
     more, cast = ", or give dtype='float64'" if dtype == np.float32 else "", dict[str, Array]()
     for where, values in arrays.items():
         with np.errstate(over="ignore"):
-            cast[where] = values.astype(dtype).reshape(len(values), *shape)
+            cast[where] = values.astype(dtype, copy=False).reshape(len(values), *shape)
         lost = values[np.isinf(cast[where].reshape(values.shape)) & np.isfinite(values)]
         if len(lost):
             raise DataError(
@@ -266,7 +266,7 @@ def _as_labels(y: Array, where: str) -> Array:
 
 def as_array(value: Any, where: str) -> Array:
     """Return what a user calls an array as numbers (b, i, u, f), or text as an array of objects."""
-    _refuse_mask(value, where)
+    refuse_mask(value, where)
     if is_frame(value):
         return _join_columns(value, where)
     if hasattr(value, "toarray"):
@@ -299,7 +299,7 @@ def is_frame(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "dtypes")
 
 
-def _refuse_mask(value: Any, where: str) -> None:
+def refuse_mask(value: Any, where: str) -> None:
     """Refuse hidden entries: as a plain array they would count with whatever lies below."""
     rows = value if isinstance(value, list | tuple) else [value]
     for k, row in enumerate(rows):

@@ -107,8 +107,9 @@ def _list_columns(table: Any) -> list[tuple[Any, list[Any]]]:
     try:
         if isinstance(table, Mapping) or hasattr(table, "iloc"):
             pairs = list(table.items())
-        elif hasattr(table, "columns"):  # pyarrow's are values, polars' are names
-            pairs = [(n, table[n]) for n in getattr(table, "column_names", table.columns)]
+        elif hasattr(table, "column_names") or hasattr(table, "columns"):
+            names = table.column_names if hasattr(table, "column_names") else table.columns
+            pairs = [(n, table[n]) for n in names]  # pyarrow's columns are values, polars' names
         else:
             raise DataError(
                 "A table is a path, a data frame, a pyarrow Table or a mapping of columns, "

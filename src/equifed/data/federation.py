@@ -18,6 +18,7 @@ import numpy as np
 from equifed.contract.arrays import show_text
 from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table
+from equifed.data.items import Named, take_items
 from equifed.data.preparation import Missing, Preparation, Prepare
 from equifed.data.split import (
     RENAMED,
@@ -115,10 +116,14 @@ class Federation:
     @classmethod
     def from_clients(
         cls,
-        clients: Clients,
+        clients: Clients | Any,
         *,
-        validation: Clients | None = None,
-        test: Clients | None = None,
+        validation: Clients | float | Any | None = None,
+        test: Clients | float | Any | None = None,
+        seed: int = 0,
+        client: str | None = None,
+        features: str | Sequence[str] | None = None,
+        target: str | None = None,
         name: str = "your data",
         task: Literal["classification", "regression"] | None = None,
         classes: int | None = None,
@@ -127,7 +132,7 @@ class Federation:
         dtype: str | None = None,
         source: Mapping[str, str] | None = None,
     ) -> Federation:
-        """Build from ``{client name: (X, y)}``.
+        """Build from ``{client name: (X, y)}`` or ``{client name: data set}``.
 
         Text and booleans are classes (text is numbered in sorted order and becomes
         ``class_names``), floats are values to regress on. Whole numbers are labels when they are
@@ -137,11 +142,24 @@ class Federation:
         What cannot be taken over unchanged is refused with a :class:`DataError`: masked or missing
         values, text among numbers, X without columns, data frames whose columns differ.
 
+        A data set is one of torch (with a length), a ``DataLoader`` (its data set is taken, with
+        its ``collate_fn``) or one of Hugging Face; its items are ``(x, y)`` or named columns. Items
+        are read once: random transforms are drawn once. Features of more than 2 GB go to an unnamed
+        file in the folder for temporary files, which is memory-mapped.
+
         Parameters
         ----------
-        clients, validation, test : mapping of client to (X, y) or (X, y, groups)
+        clients, validation, test : mapping of client to (X, y), (X, y, groups) or a data set
             Samples by client; ``groups`` names a group for each (a sex), which metrics are told by.
             Held-out mappings may lack clients. 1 and ``"1"`` are two clients, ``1`` and ``'1'``.
+            One Hugging Face data set will do, with ``client``, or a partitioner of flwr-datasets.
+            A number holds out that fraction of every client's samples, as :meth:`split` does.
+        seed : int
+            Seed of the fractions.
+        client, features, target : str
+            Columns of the items: whose an item is, its features (one column, or several numbers)
+            and its target; by default ``label``, ``labels``, ``target`` or ``y``, and the only
+            other column.
         name : str
             Name of the data set.
         task : {"classification", "regression"}, optional
@@ -165,9 +183,17 @@ class Federation:
         >>> Federation.from_clients(clients).class_names
         ('no', 'yes')
         """
-        held = {"train": clients, "validation": validation, "test": test}
+        given = {"train": clients, "validation": validation, "test": test}
+        shares = {k: v for k, v in given.items() if isinstance(v, int | float) and k != "train"}
+        held = {k: v for k, v in given.items() if k not in shares}
+        named = Named(client, features, target)
+        holdout = Holdout(**shares, seed=seed)
+        held, holdout, titles = take_items(held, named, holdout, tokens, dtype)
+        if titles and not class_names and task != "regression":
+            class_names, classes = titles, classes or len(titles)
         aligned = align_clients(held, classes, class_names, task, tokens, dtype)
-        return cls(name, **aligned, source=dict(source or {}))
+        made = cls(name, **aligned, source=dict(source or {}))
+        return made.split(holdout.validation, holdout.test, seed) if holdout.wanted else made
 
     @classmethod
     def from_table(

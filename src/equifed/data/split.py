@@ -91,7 +91,7 @@ class Split:
     def from_clients(cls, clients: Sequence[tuple[Any, Any]], groups: Array | None = None) -> Self:
         """Join one ``(inputs, targets)`` pair per client, all of the same shape and dtype."""
         inputs, targets = ([np.asarray(part[k]) for part in clients] for k in (0, 1))
-        return cls(np.concatenate(inputs), np.concatenate(targets), _offsets(inputs), groups)
+        return cls(_join(inputs), np.concatenate(targets), _offsets(inputs), groups)
 
     @property
     def sizes(self) -> Rows:
@@ -392,6 +392,25 @@ def _check_layout(inputs: Any, targets: Any, offsets: Any) -> None:
         (offsets.ndim != 1 or not rising or offsets[-1] != len(inputs), "Split offsets must rise "
          f"from 0 to the {len(inputs)} rows, one more than clients, got {offsets!r:.60}."),
     )  # fmt: skip
+
+
+def _join(parts: Sequence[Array]) -> Array:
+    """Join arrays of clients; those that follow each other in one file stay there."""
+    parts = [part for part in parts if len(part)] or parts[:1]
+    file = _find_file(parts[0])
+    ends = [part.ctypes.data + part.nbytes for part in parts]
+    follows = all(part.ctypes.data == end for part, end in zip(parts[1:], ends, strict=False))
+    if file is None or not follows or any(_find_file(part) is not file for part in parts):
+        return np.concatenate(parts)
+    start = (parts[0].ctypes.data - file.ctypes.data) // max(file[:1].nbytes, 1)
+    return file[start : start + sum(map(len, parts))]
+
+
+def _find_file(array: Array) -> Array | None:
+    """Return the mapped file, whole, that an array is a view of; None if it is of none."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array if isinstance(array, np.memmap) else None
 
 
 def _offsets(parts: Sequence[Array]) -> Rows:
