@@ -106,6 +106,7 @@ def draw_composition(seed: int) -> Composition:
         "participation": float(draw.choice([1.0, 1.0, 1.0, 0.6])),
         "dual_step": 0.05 / smooth,
         "phi": 0.0,
+        "scale": 1.0,  # strengths are in the unit of the loss, in which the optimum is computed
         "variates": str(draw.choice(["fresh", "stored"])),
         "weighting": str(draw.choice(["uniform", "size"])),
     }
