@@ -50,6 +50,7 @@ from experiments.harness.network_task import (
     own_row,
     read_result,
 )
+from experiments.harness.plan import STARTED
 
 
 @dataclass
@@ -315,6 +316,6 @@ def count_runs(out: Path) -> dict[str, tuple[int, int]]:
     path = out / "runs" / BEGUN
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     begun = Counter(line.partition("\t")[0] for line in lines)
-    ended = Counter(json.loads(file.read_text(encoding="utf-8"))["method"]
-                    for file in (out / "runs").glob("*.json"))  # fmt: skip
+    files = (file for file in (out / "runs").glob("*.json") if file.name != STARTED)
+    ended = Counter(json.loads(file.read_text(encoding="utf-8"))["method"] for file in files)
     return {m: (begun[m], ended[m]) for m in {**begun, **ended}}
