@@ -156,7 +156,7 @@ def test_devices_that_are_not_there(engine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"device='cuda', but torch .* finds no CUDA device here"):
         simulate(classification(), "linear", engine=engine, device="cuda")
-    with pytest.raises(ValueError, match="no device 'gpu'; say 'cpu' or 'cuda'"):
+    with pytest.raises(ValueError, match="Unknown device 'gpu'; use 'cpu' or 'cuda'"):
         simulate(classification(), "linear", engine=engine, device="gpu")
     with pytest.raises(ValueError, match="'meta' cannot compute here"):
         simulate(classification(), "linear", engine=engine, device="meta")

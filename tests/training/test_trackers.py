@@ -1,5 +1,8 @@
 """What trackers receive, read back from their own files."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 from tests.report.synthetic import history
@@ -7,7 +10,7 @@ from tests.report.synthetic import history
 from equifed.contract.algorithm import Info
 from equifed.runs.catalogue import UnknownName
 from equifed.runs.run import open_trackers
-from equifed.training.trackers import MLflow, TensorBoard, Tracker
+from equifed.training.trackers import MLflow, TensorBoard, Tracker, WandB
 
 pytestmark = pytest.mark.long
 
@@ -102,8 +105,35 @@ def test_a_tracking_server_that_refuses_is_one_clear_message(tmp_path, monkeypat
     pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    with pytest.raises(ValueError, match="MLflow: "):
+    with pytest.raises(ValueError, match=r"where MLFLOW_TRACKING_URI says.*also set MLFLOW_ALLOW"):
         MLflow("fair", "one")
+
+
+def test_weights_and_biases_receives_every_number(monkeypatch, tmp_path):
+    logged, told = {}, []
+
+    class Run:
+        def log(self, numbers, step):
+            logged.setdefault(step, {}).update(numbers)
+
+        def finish(self):
+            told.append("finished")
+
+    def init(**given):
+        told.append(given)
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    (tracker,), run = open_trackers(["wandb"], tmp_path / "one", {"rounds": 20}), history()
+    play(tracker, run)
+    config = {"project": "equifed", "name": "one", "config": {"rounds": 20}}
+    assert told == [config, "finished"]
+    rounds, values = run.series()
+    for r, row in zip(rounds[1:], values[1:], strict=True):
+        assert logged[r]["test_accuracy/worst"] == row.min()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="pip install wandb"):
+        WandB()
 
 
 def test_trackers_by_name(tmp_path):

@@ -78,12 +78,15 @@ def _refuse_layer(part: nn.Module, where: str) -> None:
     if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
         raise ValueError(
             f"The model's {where} keeps running statistics, which have no meaning when many "
-            "clients share one model; use nn.GroupNorm instead, or train a head on "
-            "equifed.features(...) if it is part of a backbone that stays as it is."
+            "clients share one model; equifed.models.to_group_norm(model) puts nn.GroupNorm with "
+            "the same weight and bias in its place. Or train a head on equifed.features(...) if it "
+            "is part of a backbone that stays as it is."
         )
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
         raise ValueError(
-            f"The model's {where} mixes the samples of a batch; use nn.GroupNorm instead."
+            f"The model's {where} mixes the samples of a batch; "
+            "equifed.models.to_group_norm(model) puts nn.GroupNorm with the same weight and bias "
+            "in its place."
         )
     if isinstance(part, nn.RNNBase) and part.dropout > 0:
         raise ValueError(
@@ -221,6 +224,37 @@ def check_start(module: nn.Module) -> nn.Module:
                 "start from them."
             )
     return module
+
+
+def to_group_norm(module: nn.Module, groups: int = 8) -> nn.Module:
+    """Return a copy with ``nn.GroupNorm`` in place of batch norm, with its weights and biases.
+
+    A layer of C channels gets the largest divisor of C up to ``groups`` that leaves at least two
+    channels per group, else one group. Running statistics go: train, or fine-tune, afterwards.
+
+    >>> to_group_norm(nn.Sequential(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12)))[1].num_groups
+    6
+    """
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}.")
+    made = copy_module(module)
+    norms = nn.modules.batchnorm._NormBase
+    new = {part: _group_norm(part, groups) for part in made.modules() if isinstance(part, norms)}
+    for parent in list(made.modules()):
+        for name, child in parent._modules.items():
+            parent._modules[name] = new.get(child, child)  # type: ignore[call-overload]
+    return new.get(made, made)  # type: ignore[call-overload, no-any-return]
+
+
+def _group_norm(part: Any, groups: int) -> nn.Module:
+    """Return the group norm for a batch norm, or for an instance norm with statistics."""
+    count, alone = part.num_features, isinstance(part, nn.modules.instancenorm._InstanceNorm)
+    if count == 1 and not alone:
+        raise ValueError(f"{part} has one channel, whose group norm may be 0; replace it by hand.")
+    fits = [g for g in range(1, min(groups, count // 2) + 1) if count % g == 0]
+    norm = nn.GroupNorm(count if alone else max(fits), count, part.eps, part.affine)
+    norm.weight, norm.bias = part.weight, part.bias
+    return norm.train(part.training)
 
 
 def copy_module(module: nn.Module) -> nn.Module:

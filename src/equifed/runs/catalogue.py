@@ -333,6 +333,7 @@ TRACKERS = {
     "tensorboard": Entry("equifed.training.trackers:tensorboard", "event files in the run folder"),
     "mlflow": Entry("equifed.training.trackers:mlflow",
         "a run on the tracking server that MLflow is set to"),
+    "wandb": Entry("equifed.training.trackers:wandb", "a run of Weights & Biases"),
 }  # fmt: skip
 
 YOUR_DATA = {

@@ -1,10 +1,11 @@
-"""Who is told what happens in a run: the progress bar, TensorBoard and MLflow.
+"""Who is told what happens in a run: the progress bar, TensorBoard, MLflow, W&B.
 
 The trackers are optional: ``pip install equifed[tensorboard]`` or ``pip install equifed[mlflow]``.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import time
@@ -241,7 +242,11 @@ class MLflow(Tracker):
             home = found.experiment_id if found else self._client.create_experiment(experiment)
             self._run = self._client.create_run(home, run_name=run_name).info.run_id
         except MlflowException as error:
-            raise ValueError(f"MLflow: {error}") from error
+            raise ValueError(
+                f"MLflow: {error} Runs go where MLFLOW_TRACKING_URI says: to a server (http://...) "
+                "or a file, sqlite:///mlflow.db (needs pip install sqlalchemy alembic). For a "
+                "plain folder also set MLFLOW_ALLOW_FILE_STORE=true."
+            ) from error
         for key, value in _flat(parameters or {}).items():
             self._client.log_param(self._run, _allowed(key), str(value)[:500])
 
@@ -258,6 +263,39 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run)
 
 
+class WandB(Tracker):
+    """Sends a run to Weights & Biases (``pip install wandb``); offline with ``WANDB_MODE=offline``.
+
+    Parameters
+    ----------
+    project : str
+        Name of the project.
+    run_name : str, optional
+        Name of the run.
+    parameters : mapping
+        What to note about the run, as its configuration.
+    """
+
+    def __init__(
+        self, project: str = "equifed", run_name: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise ValueError("wandb is not installed; get it with: pip install wandb") from error
+        self._run = wandb.init(project=project, name=run_name, config=dict(parameters or {}))
+
+    @override
+    def log(self, round: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=round)
+
+    @override
+    def end(self, history: History) -> None:
+        self._run.finish()
+
+
 def tensorboard(folder: Path, config: Mapping[str, Any]) -> TensorBoard:
     """Return event files in the run folder."""
     return TensorBoard(folder / "tensorboard")
@@ -266,6 +304,11 @@ def tensorboard(folder: Path, config: Mapping[str, Any]) -> TensorBoard:
 def mlflow(folder: Path, config: Mapping[str, Any]) -> MLflow:
     """Return a run named after its folder, on the server that MLflow is set to."""
     return MLflow(run_name=folder.name, parameters=config)
+
+
+def wandb(folder: Path, config: Mapping[str, Any]) -> WandB:
+    """Return a run of Weights & Biases named after its folder."""
+    return WandB(run_name=folder.name, parameters=config)
 
 
 def _missing(extra: str) -> ValueError:
