@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import equifed as ef
 from equifed.cli.main import app
-from equifed.runs.load import load_preparation
+from equifed.runs.load import read_preparation
+from equifed.training.files import StoredRun
 
 
 def journey(table: Path, new: pd.DataFrame, out: Path) -> pd.Series:
@@ -53,7 +54,7 @@ def test_twelve_lines_of_python(tmp_path: Path) -> None:
         found = journey(write_hospitals(tmp_path / "hospitals.csv"), new, tmp_path / "run")
     check_served(tmp_path / "run", found, new)
     told = json.loads((tmp_path / "run" / "run.json").read_text())
-    prepared = load_preparation(tmp_path / "run")
+    prepared = read_preparation(StoredRun(tmp_path / "run"))
     assert prepared is not None and prepared.digest() == told["data"]["preparation"]
 
 

@@ -17,8 +17,8 @@ from equifed.runs import run as runs
 from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
 from equifed.runs.init import write_first_config
-from equifed.runs.load import load_preparation
-from equifed.training.files import RunFolderError
+from equifed.runs.load import read_preparation
+from equifed.training.files import RunFolderError, StoredRun
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long
@@ -37,7 +37,7 @@ def test_a_hospital_table_becomes_a_model_that_serves_every_hospital(tmp_path: P
     counts = federation.test.class_counts(2)
     for name, row in zip(federation.names, counts, strict=True):
         assert accuracy[name] > row.max() / row.sum(), name
-    assert load_preparation(out) == federation.preparation
+    assert read_preparation(StoredRun(out)) == federation.preparation
     page = equifed("report", out, "--page", tmp_path / "report.html")
     assert page.exit_code == 0
     assert "scaled to mean 0 and deviation 1" in (tmp_path / "report.html").read_text()
@@ -261,22 +261,22 @@ def test_a_dry_run_tells_the_traffic_of_the_run_and_writes_nothing(config: Path)
 def test_the_preparation_of_a_run_is_kept_and_no_other_taken(config: Path) -> None:
     out = config.parent / "out"
     runs.run(RunConfig.read(config, ["rounds=1"]), out)
-    kept = load_preparation(out)
+    kept = read_preparation(StoredRun(out))
     assert kept == load_data(RunConfig.read(out / "config.toml").data).preparation
     path = out / "preparation.json"
     text = path.read_text()
     path.write_text(text.replace('"scale": "standard"', '"scale": "robust"'))
     with pytest.raises(RunFolderError, match="is not the preparation that the run"):
-        load_preparation(out)
+        read_preparation(StoredRun(out))
     for damage in (text[:100], "[]", '{"format": 1}'):
         path.write_text(damage)
         with pytest.raises(RunFolderError, match=r"preparation.json cannot be read"):
-            load_preparation(out)
+            read_preparation(StoredRun(out))
     path.unlink()
     with pytest.raises(RunFolderError, match=r"preparation.json cannot be read"):
-        load_preparation(out)
+        read_preparation(StoredRun(out))
     runs.run(RunConfig.from_dict(ARRAYS), out, overwrite=True)
-    assert load_preparation(out) is None and not path.exists()
+    assert read_preparation(StoredRun(out)) is None and not path.exists()
 
 
 ARRAYS = {

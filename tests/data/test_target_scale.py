@@ -12,7 +12,7 @@ from equifed.data.columns import read_columns
 from equifed.data.fit import ask_kinds, describe_rows, fit_preparation
 from equifed.data.preparation import Prepare, Target
 from equifed.flower.hidden_fit import fit_by_sums, to_vector
-from equifed.models.export import export, load_exported
+from equifed.models.export import export
 from equifed.runs.alone import alone
 from equifed.runs.config import RunConfig
 from equifed.runs.load import evaluate
@@ -106,7 +106,7 @@ def test_own_models_and_own_parts_are_measured_in_the_unit(trained):
 
 def test_a_program_answers_in_the_unit(trained, tmp_path):
     export(trained.trained, tmp_path, program=True)
-    loaded = load_exported(tmp_path)
+    loaded = ef.load_predictor(tmp_path, trust=True)
     np.testing.assert_allclose(loaded.predict(TABLE), trained.trained.predict(TABLE))
     told = json.loads((tmp_path / "predictor.json").read_text())
     target = trained.trained.preparation.target

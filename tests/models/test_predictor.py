@@ -20,7 +20,7 @@ from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
 from equifed.models import build
-from equifed.models.export import DESCRIPTION, ONNX, PREPARATION, export, load_exported
+from equifed.models.export import DESCRIPTION, ONNX, PREPARATION, export
 from equifed.models.predictor import Predictor
 from equifed.objectives import Average
 from equifed.training.files import RunFolderError
@@ -162,7 +162,7 @@ def test_an_exported_program_predicts_the_same(tmp_path, model) -> None:
     predictor = fit(model)[1].predictor()
     written = export(predictor, tmp_path, program=True)
     assert all(path.exists() for path in written)
-    again = load_exported(tmp_path)
+    again = ef.load_predictor(tmp_path, trust=True)
     for rows in (draw_table(1, seed=5), draw_table(50, seed=6)):
         np.testing.assert_allclose(
             again.predict_proba(rows), predictor.predict_proba(rows), rtol=1e-12
@@ -182,26 +182,28 @@ def test_images_and_tokens_are_exported_too(tmp_path, name, shape) -> None:
         size = (rows, *shape)
         X = draw.integers(0, 3, size) if tokens else draw.standard_normal(size)
         wanted = predictor.predict_proba(X)
-        np.testing.assert_allclose(load_exported(tmp_path).predict_proba(X), wanted, rtol=1e-6)
+        np.testing.assert_allclose(
+            ef.load_predictor(tmp_path, trust=True).predict_proba(X), wanted, rtol=1e-6
+        )
 
 
 @pytest.mark.long
 def test_an_exported_program_needs_its_own_preparation(tmp_path) -> None:
     export(fit()[1].predictor(), tmp_path)
     with pytest.raises(ValueError, match="export the run again with --torch"):
-        load_exported(tmp_path)
+        ef.load_predictor(tmp_path, trust=True)
     export(fit()[1].predictor(), tmp_path, program=True)
     told = json.loads((tmp_path / PREPARATION).read_text())
     told["columns"][0]["scale"] *= 2
     (tmp_path / PREPARATION).write_text(json.dumps(told))
     with pytest.raises(ValueError, match="not the preparation that the model was exported with"):
-        load_exported(tmp_path)
+        ef.load_predictor(tmp_path, trust=True)
     (tmp_path / PREPARATION).unlink()
     with pytest.raises(ValueError, match="lacks preparation"):
-        load_exported(tmp_path)
+        ef.load_predictor(tmp_path, trust=True)
     (tmp_path / DESCRIPTION).write_text('{"format": 99}')
     with pytest.raises(ValueError, match="format 99"):
-        load_exported(tmp_path)
+        ef.load_predictor(tmp_path, trust=True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is not None, reason="it is there")

@@ -17,6 +17,7 @@ from equifed.report import write_report
 from equifed.runs.alone import GRID, alone
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
+from equifed.training.files import StoredRun
 from equifed.training.folder import check_folder, is_complete
 
 pytestmark = pytest.mark.long
@@ -227,7 +228,7 @@ def test_a_killed_run_gets_its_own_models_when_it_is_resumed(
     assert not is_complete(tmp_path / "run")
     found = resume(tmp_path / "run")
     np.testing.assert_array_equal(found.alone.values, unharmed.alone.values)
-    check_folder(tmp_path / "run")
+    check_folder(StoredRun(tmp_path / "run"))
     loaded = ef.History.load(tmp_path / "run")
     assert loaded.alone is not None and [e["event"] for e in loaded.events].count("alone") == 1
 
@@ -240,5 +241,5 @@ def test_where_own_models_fail_the_shared_one_is_kept(tmp_path, monkeypatch) -> 
         patch.setattr("equifed.runs.alone.fit_alone", fail)
         with pytest.raises(ValueError, match="no own models today"):
             run(small(), tmp_path / "run")
-    check_folder(tmp_path / "run")
+    check_folder(StoredRun(tmp_path / "run"))
     assert is_complete(tmp_path / "run") and ef.History.load(tmp_path / "run").alone is None

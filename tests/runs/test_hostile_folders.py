@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import os
 import shutil
 import tomllib
 import zipfile
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 import torch
@@ -29,12 +32,13 @@ from equifed.runs.evidence import pack_evidence
 from equifed.runs.load import evaluate, write_model_card
 from equifed.runs.schema import settings
 from equifed.training import loop as training
-from equifed.training.files import RunFolderError, digest, read_json, seal
+from equifed.training.files import RunFolderError, digest, seal
 from equifed.training.folder import (
     CHOSEN_BY_DATA,
     EXPORTED,
     PROGRAM,
     RunFolder,
+    open_run_folder,
 )
 from equifed.training.tables import (
     CHECKSUMS,
@@ -43,6 +47,7 @@ from equifed.training.tables import (
     FILES,
     RUN,
     SUMMARY,
+    unpack_hits,
 )
 
 pytestmark = pytest.mark.long
@@ -118,7 +123,7 @@ def plant_code(gift: Path, fresh: bool = True, **changes: Any) -> Path:
 
 def renew_checksums(gift: Path) -> None:
     """Do what whoever changes a folder can do."""
-    told = read_json(gift / RUN)
+    told = json.loads((gift / RUN).read_bytes())
     del told["sha256"]
     (gift / RUN).write_bytes(seal({**told, CONFIG: digest((gift / CONFIG).read_bytes())}))
     if (gift / CHECKSUMS).exists():
@@ -361,7 +366,7 @@ def test_resume_writes_through_no_link(
 def test_resume_cuts_no_file_outside(broken: Path, secret: Path) -> None:
     """A manifest says how long tables were; the names in it are no paths to anywhere."""
     for path in (broken / "checkpoint").glob("*.json"):
-        manifest = read_json(path)
+        manifest = json.loads(path.read_bytes())
         del manifest["sha256"]
         manifest["extra"]["lengths"]["../secret"] = 0
         manifest["extra"]["sums"]["../secret"] = digest(b"")
@@ -406,3 +411,160 @@ def test_the_folder_itself_may_be_a_link(gift: Path, made: Path, tmp_path: Path)
     (tmp_path / "latest").symlink_to(gift)
     assert equifed("predict", tmp_path / "latest", made / "rows.csv").exit_code == 0
     assert isinstance(ef.load_predictor(tmp_path / "latest").module, nn.Module)
+
+
+def test_a_report_follows_no_link_from_a_folder_of_runs(gift: Path, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    shutil.move(gift, tmp_path / "elsewhere")
+    (tmp_path / "many" / "one").symlink_to(tmp_path / "elsewhere")
+    result = equifed("report", tmp_path / "many", "--page", tmp_path / "page.html")
+    assert result.exit_code == 2 and "many/one is a symbolic link" in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("folder", ["../elsewhere", "/elsewhere", "runs/../../elsewhere"])
+def test_a_plan_leads_to_no_folder_outside(gift: Path, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "many").mkdir()
+    shutil.move(gift, tmp_path / "elsewhere")
+    folder = folder if folder.startswith((".", "r")) else str(tmp_path / "elsewhere")
+    plan = {"methods": [{"name": "a", "runs": [{"seed": 0, "folder": folder}]}]}
+    (tmp_path / "many" / "comparison.json").write_text(json.dumps(plan))
+    result = equifed("report", tmp_path / "many", "--page", tmp_path / "page.html")
+    assert result.exit_code == 2 and "leads out of" in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_link_that_comes_after_the_look_is_not_followed(gift: Path, secret: Path) -> None:
+    """The folder was clean when it was opened; every component is opened from the one before."""
+    run = open_run_folder(gift)
+    shutil.copytree(gift / "checkpoint", secret.parent / "moved")
+    (gift / RUN).unlink()
+    (gift / RUN).symlink_to(secret)
+    shutil.rmtree(gift / "checkpoint")
+    (gift / "checkpoint").symlink_to(secret.parent / "moved")
+    inside = next((secret.parent / "moved").glob("*.json")).name
+    for name in (RUN, f"checkpoint/{inside}"):
+        with pytest.raises(RunFolderError, match="symbolic link"):
+            run.read(name)
+
+
+def test_a_file_that_changes_after_the_look_is_refused(gift: Path) -> None:
+    run = open_run_folder(gift)
+    (gift / "model.safetensors").write_bytes((gift / "model.safetensors").read_bytes() + b" ")
+    with pytest.raises(RunFolderError, match=r"model\.safetensors.*does not match its checksum"):
+        run.read("model.safetensors")
+
+
+# -- sizes, and what is no file ----------------------------------------------------------------
+
+
+def grow(path: Path) -> None:
+    """Make a file of holes."""
+    with path.open("ab") as file:
+        file.truncate(2**38)
+
+
+@pytest.mark.parametrize("file", [CONFIG, RUN, EVENTS, "clients.json", "model.safetensors"])
+@pytest.mark.parametrize("name", READERS)
+def test_absurd_sizes_are_refused(made: Path, gift: Path, name: str, file: str) -> None:
+    grow(gift / file)
+    result: Any = READERS[name](gift, made)
+    assert result.exit_code == 2, result.output
+    assert file in result.stderr and "274,877,906,944 bytes" in result.stderr
+
+
+def test_arrays_that_say_they_are_large_are_refused(gift: Path) -> None:
+    """The header of an array, and the number of samples that bits unpack to, are claims."""
+    for name, array in {
+        "test/correct": np.zeros(1, np.uint8),
+        "test/total": np.array(2**50),
+    }.items():
+        out = io.BytesIO()
+        np.savez(out, **{"test/checksums": np.zeros(1), "test/total": np.array(8),
+                         "test/correct": np.zeros(1, np.uint8), name: array})  # fmt: skip
+        content = out.getvalue()
+        if name == "test/correct":
+            content = content.replace(b"(1,), }             ", b"(1000000000000,), } ", 1)
+        else:
+            with pytest.raises(ValueError, match="says that it has"):
+                unpack_hits(content)
+        (gift / "hits.npz").write_bytes(content)
+        renew_checksums(gift)
+        with pytest.raises(RunFolderError, match=r"hits\.npz is damaged"):
+            ef.History.load(gift)
+
+
+def test_a_model_is_not_made_larger_than_its_weights(made: Path, gift: Path) -> None:
+    told = json.loads((gift / RUN).read_bytes())
+    del told["sha256"]
+    told["samples"]["input_shape"] = [10**13]
+    (gift / RUN).write_bytes(seal(told))
+    renew_checksums(gift)
+    result = equifed("predict", gift, made / "rows.csv")
+    assert result.exit_code == 2 and "describes a model of 20,000,000,000,00" in result.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
+@pytest.mark.parametrize("name", READERS)
+def test_nobody_waits_for_a_pipe(made: Path, gift: Path, name: str) -> None:
+    (gift / EVENTS).unlink()
+    os.mkfifo(gift / EVENTS)
+    result: Any = READERS[name](gift, made)
+    assert result.exit_code == 2 and "is no plain file" in result.stderr
+
+
+# -- one gate ----------------------------------------------------------------------------------
+
+OPENS = {
+    "open",
+    "read_text",
+    "read_bytes",
+    "load_file",
+    "safe_open",
+    "fdopen",
+    "memmap",
+    "fromfile",
+}
+LOADS = {"np.load", "numpy.load", "torch.load", "tarfile.open", "zipfile.ZipFile"}
+ELSEWHERE = {
+    "training/files.py": "the gate",
+    "training/tables.py": "an archive in memory, whose bytes came through the gate",
+    "runs/config.py": "the configuration that somebody gives to run",
+    "runs/evidence.py": "pages that it has just written, and the zip that it writes in memory",
+    "report/page.py": "templates of the package",
+    "runs/catalogue.py": "code that was trusted",
+}
+OTHERS = ("flower/", "datasets/", "data/", "models/architectures.py")
+"""Tables, sites and data sets: not run folders; what they read, their owner has chosen."""
+
+
+def find_openings(source: str) -> list[int]:
+    """Return the lines at which a module opens a file by a path."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if (name.split(".")[-1] in OPENS and name != "self.folder.open") or name in LOADS:
+                found.append(node.lineno)
+    return found
+
+
+def test_only_the_gate_opens_files_of_a_run() -> None:
+    """A new command receives an opened folder, or says here what else it opens, and why."""
+    source = Path(ef.__file__).parent
+    opening = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if find_openings(path.read_text(encoding="utf-8"))
+    }
+    assert {name for name in opening if not name.startswith(OTHERS)} <= ELSEWHERE.keys()
+    assert ELSEWHERE.keys() <= opening  # no reason outlives what it is about
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["(run / MODEL).read_bytes()", "open(p)", "p.open()", "load_file(p)", "np.load(p)",
+     "os.open(p, 0)", "torch.load(p)"],
+)  # fmt: skip
+def test_the_scan_sees_openings(line: str) -> None:
+    assert find_openings(f"x = {line}") == [1]

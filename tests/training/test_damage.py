@@ -16,18 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripts.trust.damage import DAMAGES, Outcome, damage_one, make_folders
 
+import equifed as ef
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training.checkpoint import CheckpointError
 from equifed.training.files import (
     LOCK,
+    Changed,
     Damaged,
     RunFolderError,
+    StoredRun,
     lock_folder,
-    read_json,
     read_sealed,
     seal,
 )
+from equifed.training.folder import RunFolder
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long
@@ -67,7 +70,7 @@ def test_a_flipped_bit_breaks_the_seal_or_changes_nothing(at, bit, tmp_path_fact
 def test_hostile_json_is_one_error_that_names_the_file(content, tmp_path):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(Damaged, match=r"a\.json is damaged"):
-        read_json(tmp_path / "a.json")
+        StoredRun(tmp_path).json("a.json")
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +171,57 @@ def test_without_the_systems_locks_the_text_decides(text, free, tmp_path, monkey
         return
     with pytest.raises(RunFolderError, match="Process 1 on"), lock_folder(tmp_path):
         pass
+
+
+# -- while a run goes on ----------------------------------------------------------------------
+
+
+class Meddles(runs.Callback):
+    """Does something to a run's folder after its second round."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def round(self, record, info):
+        if record.round == 2:
+            self.act()
+
+
+def train_meddled(folder, act):
+    clients = ef.simulate(ef.load("fashion-three", train=10, test=5), "logistic", l2=0.01)
+    run = RunFolder(folder, clients.names)
+    run.create()
+    return ef.train(ef.FedAvg(), clients, rounds=4, folder=run, callbacks=[Meddles(act)],
+                    progress=False)  # fmt: skip
+
+
+def swap_first_digit(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-8] + bytes([content[-8] ^ 1]) + content[-7:])
+
+
+@pytest.mark.parametrize("table", ["rounds.csv", "metrics.csv", "weights.csv", "events.jsonl"])
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (Path.unlink, "is gone"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-5]), "bytes where this run wrote"),
+        (lambda path: path.write_bytes(b""), "has 0 bytes where this run wrote"),
+        (swap_first_digit, "is not what this run wrote"),
+    ],
+    ids=["gone", "shrunk", "emptied", "changed"],
+)
+def test_a_table_that_changes_during_a_run_ends_it(tmp_path, table, act, reason):
+    """A run with rounds.csv deleted on the way was sealed as if it were whole."""
+    with pytest.raises(Changed, match=rf"{table} .*{reason}.*start the run again"):
+        train_meddled(tmp_path, lambda: act(tmp_path / table))
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_run_over_an_old_one_keeps_nothing_of_it(tmp_path):
+    clients = ef.simulate(ef.load("fashion-three", train=10, test=5), "logistic", l2=0.01)
+    for seed in (1, 2):
+        folder = RunFolder(tmp_path, clients.names)
+        folder.create(overwrite=True)
+        ef.train(ef.FedAvg(), clients, rounds=2, seed=seed, folder=folder, progress=False)
+    assert History.load(tmp_path).seed == 2

@@ -52,13 +52,13 @@ def report(
 
 def _is_running(folder: Path) -> bool:
     """Tell whether a run continues; that of a federation, which has no lock, does until its end."""
-    from equifed.training.files import RunFolderError, is_worked_on, refuse_links
+    from equifed.training.files import RunFolderError, StoredRun, is_worked_on
     from equifed.training.folder import is_complete
 
     if not (folder / "rounds.csv").exists():
         raise RunFolderError(f"--watch is for folders of single runs; {folder} has no rounds.csv.")
-    refuse_links(folder)
-    return not is_complete(folder) and (is_worked_on(folder) or (folder / "flower.json").exists())
+    federated = "flower.json" in StoredRun(folder)
+    return not is_complete(folder) and (is_worked_on(folder) or federated)
 
 
 @terminal.resumable("the same command")
@@ -83,18 +83,18 @@ def compare(
     json: terminal.Json = False,
 ) -> None:
     """Run methods on the same data and seeds; only what is missing in the folder is run."""
-    from json import loads
-
-    from equifed.report import PLAN
+    from equifed.report import read_plan
     from equifed.runs.comparison import compare_configs, read_variants
+    from equifed.training.files import StoredRun
 
     made = compare_configs(
         read_variants(configs, settings or [], over or []), out, seeds=seeds, jobs=jobs,
         overwrite=overwrite, baseline=baseline, target=target, console=terminal.open_console(quiet),
     )  # fmt: skip
     if json:
-        numbers = loads((out / PLAN).read_text(encoding="utf-8"))
-        terminal.print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
+        terminal.print_json(
+            {"folder": str(out), **read_plan(StoredRun(out)), "problems": list(made.problems)}
+        )
     _show_end(made, out / "report.html", quiet or json)
 
 

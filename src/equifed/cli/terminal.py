@@ -127,10 +127,10 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 
 def _explain(error: Exception) -> tuple[str, int]:
     from equifed.training.checkpoint import CheckpointError
-    from equifed.training.files import RunFolderError
+    from equifed.training.files import Changed, RunFolderError
     from equifed.training.play_round import TrainingError
 
-    if isinstance(error, TrainingError | CheckpointError):
+    if isinstance(error, TrainingError | CheckpointError | Changed):
         return str(error), FAILED
     if isinstance(error, OSError) and error.filename is not None:
         a_file = isinstance(error, FileExistsError | NotADirectoryError)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from equifed.data.preparation import Preparation, Target
+from equifed.data.preparation import Target
 from equifed.models.predictor import Predictor
 
 DESCRIPTION, PREPARATION, WEIGHTS = "predictor.json", "preparation.json", "model.safetensors"
@@ -80,44 +79,6 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "only": predictor.only,
         "preparation_sha256": None if prepared is None else prepared.digest(),
     }
-
-
-def load_exported(folder: str | Path) -> Predictor:
-    """Return the predictor of an exported folder with a program of ``torch.export``."""
-    path = Path(folder)
-    told = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-    if told.get("format") != FORMAT:
-        raise ValueError(
-            f"{path / DESCRIPTION} has the format {told.get('format')}, this version reads "
-            f"{FORMAT}; export the run again."
-        )
-    if told.get("thresholds"):
-        raise ValueError(f"{path} has thresholds of clients, which are gone; export the run again.")
-    if not (path / PROGRAM).exists():
-        raise ValueError(
-            f"{path} holds no program ({PROGRAM}); export the run again with --torch, or give the "
-            "run's own folder."
-        )
-    file, prepared = path / PREPARATION, None
-    if told["preparation_sha256"] is not None:
-        if not file.exists():
-            raise ValueError(f"{path} lacks {PREPARATION}, without which rows cannot be prepared.")
-        prepared = Preparation.from_json(json.loads(file.read_text(encoding="utf-8")))
-        if prepared.digest() != told["preparation_sha256"]:
-            raise ValueError(f"{file} is not the preparation that the model was exported with.")
-    if prepared is not None and prepared.target.is_scaled:  # the program answers in the unit itself
-        prepared = replace(prepared, target=Target(prepared.target.name))
-    return Predictor(
-        torch.export.load(path / PROGRAM).module(),
-        input_shape=tuple(told["input_shape"]),
-        classes=None if told["classes"] is None else tuple(told["classes"]),
-        link=told["link"],
-        preparation=prepared,
-        clients=tuple(told["clients"]),
-        tokens=told["input_dtype"] == "int64",
-        outputs_shape=tuple(told["target_shape"]),
-        only=told.get("only"),
-    )
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

@@ -10,6 +10,7 @@ from equifed.report.methods import (
     as_methods,
     read_comparison,
     read_methods,
+    read_plan,
 )
 from equifed.report.page import (
     frontier_svg,
@@ -44,6 +45,7 @@ __all__ = [
     "list_comparison",
     "read_comparison",
     "read_methods",
+    "read_plan",
     "render",
     "render_participant",
     "slug",

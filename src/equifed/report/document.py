@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from equifed.report.verdict import (
     tabulate_alone,
     write_verdict,
 )
-from equifed.training.files import Damaged
+from equifed.training.files import StoredRun
 from equifed.training.history import History
-from equifed.training.tables import OWN
+from equifed.training.tables import OWN, read_model
 
 MOST_LISTED = 1000
 """Of more clients, the page lists those that are served worst; all are in the JSON beside it."""
@@ -350,16 +350,9 @@ def write_limits(ends: Sequence[float] | Losses, kind: Metric) -> str:
 
 def describe_own_part(history: History) -> str:
     """Say which parameters clients keep, as the history or its folder has them; "" if none."""
-    found: dict[str, Any] = dict(history.own or {})
-    path = None if history.folder is None else Path(history.folder) / OWN
-    if not found and path is not None and path.exists():
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        try:
-            found = load_file(path)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
+    found: Mapping[str, Any] = history.own or {}
+    if not found and history.folder is not None and history.folder.is_dir():
+        found = read_model(StoredRun(history.folder), OWN) or {}
     if not found:
         return ""
     count = sum(np.asarray(values)[0].size for values in found.values())

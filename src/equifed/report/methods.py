@@ -18,7 +18,7 @@ from equifed.contract.evaluation import Details
 from equifed.metrics import Interval, Metric, find_metric
 from equifed.metrics.intervals import correct_counts
 from equifed.metrics.metric import DASH
-from equifed.training.files import refuse_links
+from equifed.training.files import StoredRun, reading, refuse_link
 from equifed.training.folder import is_complete
 from equifed.training.history import History, MetricRecord
 from equifed.training.tables import share_of_method
@@ -246,6 +246,9 @@ def read_methods(folders: Iterable[str | Path]) -> list[Method]:
             methods += read_comparison(folder)
             continue
         inside = [*folder.glob("rounds.csv")] or sorted(folder.glob("*/rounds.csv"))
+        for path in inside:
+            if path.parent != folder:  # what the folder has been given as, whoever names it chose
+                refuse_link(path.parent)
         if not inside:
             raise ReportError(
                 f"{folder} holds no run and no comparison: expected rounds.csv in it or in the "
@@ -262,12 +265,21 @@ def read_run(folder: Path) -> History:
 
 def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> list[Method]:
     """Read the complete runs of a comparison, by its plan or by that in the folder."""
-    refuse_links(folder)
+    stored = StoredRun(folder)
     if plan is None:
-        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))["methods"]
-    folders = {e["name"]: [folder / run["folder"] for run in e["runs"]] for e in plan}
+        plan = read_plan(stored)["methods"]
+    folders = {e["name"]: [stored.below(run["folder"]) for run in e["runs"]] for e in plan}
     complete = {name: [*filter(is_complete, paths)] for name, paths in folders.items()}
     return [Method(name, tuple(map(read_run, found))) for name, found in complete.items() if found]
+
+
+def read_plan(stored: StoredRun) -> dict[str, Any]:
+    """Return what ``comparison.json`` tells, with the folders of every method's runs."""
+    with reading(stored / PLAN):
+        plan: dict[str, Any] = stored.json(PLAN)
+        for entry in plan["methods"]:
+            _ = str(entry["name"]), [str(run["folder"]) for run in entry["runs"]]
+        return plan
 
 
 def _group(runs: Sequence[History]) -> list[Method]:

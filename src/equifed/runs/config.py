@@ -24,8 +24,10 @@ from equifed.data.split import Holdout
 from equifed.runs import schema
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.schema import Checker, ConfigError, Table, settings
+from equifed.training.files import StoredRun
 from equifed.training.final_model import GiveOut, SplitName, StopWhen
 from equifed.training.play_round import MissingPolicy
+from equifed.training.tables import CONFIG
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 
@@ -202,6 +204,11 @@ class RunConfig(Plain):
             apply_override(table, override)
             leave_out_unfit(table, override, folder)
         return cls.from_dict(table, base=folder)
+
+    @classmethod
+    def of_run(cls, run: StoredRun) -> Self:
+        """Return the configuration of a run folder, perhaps of an earlier version."""
+        return cls.from_dict(in_words_of_today(run.toml(CONFIG)), base=run.path)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:

@@ -90,13 +90,13 @@ def collect_evidence(path: Path, with_model: bool, trust: bool) -> dict[str, byt
         raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
     if not is_complete(path):
         raise RunFolderError(f"{path} has not ended; resume it with: equifed resume {path}")
-    open_run_folder(path, trust=trust)
+    run = open_run_folder(path, trust=trust)
     history = History.load(path, model=False)
     left = () if with_model else (tables.MODEL, tables.OWN)
     names = [
         n for n in (*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION) if n not in left
     ]
-    files = {f"run/{n}": (path / n).read_bytes() for n in names if (path / n).exists()}
+    files = {f"run/{n}": run.read(n) for n in names if n in run}
     files |= _write_pages(path, trust)
     files[CLIENT_TABLE] = tabulate_clients(history).encode()
     proved = {"certificate": history.certificate(), "in_words": history.describe_certificate()}

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load, load_file
 from torch import nn
 
 from equifed.contract.arrays import Losses
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
-from equifed.data.preparation import CategoryColumn, Preparation, digest_json
+from equifed.data.preparation import CategoryColumn, Preparation, Target, digest_json
 from equifed.data.split import DataError, DataWarning
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
 from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
-from equifed.models.export import DESCRIPTION, describe, load_exported
+from equifed.models.export import DESCRIPTION, FORMAT, PROGRAM, describe
 from equifed.models.flat import FlatModel, as_data
 from equifed.models.losses import fitted_loss
 from equifed.models.own_part import OwnPart
@@ -33,10 +34,10 @@ from equifed.report import write_card
 from equifed.runs.build import build_module, load_data
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.training.files import RunFolderError, digest, read_json, read_sealed
+from equifed.training.files import RunFolderError, StoredRun, digest
 from equifed.training.folder import open_run_folder
 from equifed.training.history import History
-from equifed.training.tables import CLIENTS, CONFIG, MODEL, OWN, PREPARATION, RUN, read_names
+from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_model, read_names
 
 CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
@@ -68,25 +69,33 @@ def load_predictor(
         Load the code that the folder names (own code of its configuration, an exported program).
         A folder may come from somebody else, and its code would run with your rights.
     """
-    path = open_run_folder(folder, trust=trust)
-    if (path / DESCRIPTION).exists():
+    return read_predictor(open_run_folder(folder, trust=trust), model, personalised)
+
+
+def read_predictor(
+    run: StoredRun, model: nn.Module | None = None, personalised: bool = False
+) -> Predictor:
+    """Return what predicts with the model of an opened folder."""
+    if DESCRIPTION in run:
         if personalised:
-            raise RunFolderError(f"{path} is an export; personalised=True is for a run's folder.")
-        return load_exported(path)
-    made = _read_made(path)
-    told, of_config = made["samples"], (path / CONFIG).exists()
-    module, more = (_open_config if of_config else _open_python_run)(path, made, model)
-    own = _read_personalised(path) if personalised else _read_own(path, more["own"])
+            raise RunFolderError(
+                f"{run.path} is an export; personalised=True is for a run's folder."
+            )
+        return _read_exported(run)
+    made = _read_made(run)
+    told, weights = made["samples"], read_model(run) or {}
+    module, more = (_open_config if CONFIG in run else _open_python_run)(run, made, model, weights)
+    own = _read_personalised(run) if personalised else _read_own(run, more["own"])
     try:
-        loaded = load_weights(module, load_file(path / MODEL))
+        loaded = load_weights(module, weights)
     except RuntimeError as error:
         raise ValueError(
-            f"The module does not fit the weights in {path / MODEL} ({' '.join(str(error).split())}"
+            f"The module does not fit the weights in {run / MODEL} ({' '.join(str(error).split())}"
             "); hand over the module that was trained."
         ) from None
     return Predictor(
         loaded, tuple(told["input_shape"]), name_classes(told["classes"], told["class_names"]),
-        preparation=load_preparation(path), clients=read_names(path / CLIENTS),
+        preparation=read_preparation(run), clients=read_names(run),
         tokens=told["tokens"], outputs_shape=tuple(told["target_shape"]), **{**more, "own": own},
     )  # fmt: skip
 
@@ -100,7 +109,7 @@ def load_with_data(
     if data is None:
         if folder is None or not (folder / CONFIG).exists():
             raise ValueError("The run does not say how its data are loaded; give data=.")
-        data = load_data(RunConfig.read(folder / CONFIG).data)
+        data = load_data(RunConfig.of_run(StoredRun(folder)).data)
     known = history.provenance.get("data")
     wanted = known.get("sha256") if isinstance(known, Mapping) else None
     if wanted is not None and wanted != data.checksum():
@@ -113,56 +122,67 @@ def load_with_data(
     return predictor, data
 
 
-def _read_made(path: Path) -> dict[str, Any]:
+def _read_made(run: StoredRun) -> dict[str, Any]:
     """Return what a run was made of, or say why its model cannot be built again."""
-    made = read_sealed(path / RUN) if (path / RUN).exists() else {}
+    made = run.sealed(RUN) if RUN in run else {}
     if "model" not in made:
-        _need_config(path)
-    if not (path / MODEL).exists():
+        _need_config(run)
+    if MODEL not in run:
         raise RunFolderError(
-            f"{path} has no {MODEL}: the run has not ended; resume it with: equifed resume {path}"
+            f"{run.path} has no {MODEL}: the run has not ended; resume it with: equifed resume "
+            f"{run.path}"
         )
     if "samples" not in made:
         raise RunFolderError(
-            f"{path / RUN} does not say what the samples were like: the engine of this run knew "
+            f"{run / RUN} does not say what the samples were like: the engine of this run knew "
             "vectors alone, or another version wrote it. Load model.safetensors into your module, "
             "or train again."
         )
     return made
 
 
-def _need_config(path: Path) -> Path:
-    if not (path / CONFIG).exists():
+def _need_config(run: StoredRun) -> RunConfig:
+    if CONFIG not in run:
         raise RunFolderError(
-            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can "
-            "be built again."
+            f"{run.path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) "
+            "can be built again."
         )
-    return path / CONFIG
+    return RunConfig.of_run(run)
 
 
 Opened = tuple[nn.Module, dict[str, Any]]
 """The module, and what else a predictor takes; ``own`` by name."""
+Weights = Mapping[str, torch.Tensor]
 
 
-def _open_python_run(path: Path, made: dict[str, Any], model: nn.Module | None) -> Opened:
+def _open_python_run(
+    run: StoredRun, made: dict[str, Any], model: nn.Module | None, weights: Weights
+) -> Opened:
     """Open a run of ``equifed.train``: a named model, or one that is handed over."""
     told, name = made["samples"], str(made.get("model_name"))
     if model is None and name not in MODELS:  # no code is loaded from a folder
         raise RunFolderError(
-            f"{path} was trained with a module of your own ({made['model']:.80}), which the folder "
-            "does not hold; hand it over: equifed.load_predictor(folder, model=module)."
+            f"{run.path} was trained with a module of your own ({made['model']:.80}), which the "
+            "folder does not hold; hand it over: equifed.load_predictor(folder, model=module)."
         )
     if model is None:
-        model = build(name, tuple(told["input_shape"]), told["outputs"])
+        make = partial(build, name, tuple(told["input_shape"]), told["outputs"])
+        model = _build_as_large(run, make, weights)
     more = {"link": told["link"], "own": made.get("own")}
     return copy.deepcopy(model).to(getattr(torch, made["dtype"])), more
 
 
-def _open_config(path: Path, made: dict[str, Any], model: nn.Module | None) -> Opened:
+def _open_config(
+    run: StoredRun, made: dict[str, Any], model: nn.Module | None, weights: Weights
+) -> Opened:
     """Open a run of a configuration."""
-    config, told = RunConfig.read(path / CONFIG), made["samples"]
+    config, told = RunConfig.of_run(run), made["samples"]
     shared, shape = config.model, tuple(told["input_shape"])
-    module = build_module(config, shape, told["outputs"]) if model is None else copy.deepcopy(model)
+    if model is None:
+        make = partial(build_module, config, shape, told["outputs"])
+        module = _build_as_large(run, make, weights) if shared["name"] in MODELS else make()
+    else:
+        module = copy.deepcopy(model)
     loss = SECTIONS["losses"][shared["loss"]].load()
     part = settle_own(
         module, loss, len(shape), shared.get("own"), shared["own_steps"], shared.get("own_l2"),
@@ -174,65 +194,124 @@ def _open_config(path: Path, made: dict[str, Any], model: nn.Module | None) -> O
     return module.to(getattr(torch, shared["dtype"])), more
 
 
-def _read_personalised(path: Path) -> dict[str, Any]:
+def _build_as_large(run: StoredRun, make: Callable[[], nn.Module], weights: Weights) -> nn.Module:
+    """Return a module of the catalogue; refuse one larger than its weights before it is made."""
+    with torch.device("meta"):
+        asked = sum(value.numel() for value in make().state_dict().values())
+    held = sum(value.numel() for value in weights.values())
+    if asked > held:
+        raise RunFolderError(
+            f"{run.path} is damaged: it describes a model of {asked:,} numbers, and {MODEL} has "
+            f"{held:,}."
+        )
+    return make()
+
+
+def _read_personalised(run: StoredRun) -> dict[str, Any]:
     """Return the own parts that were fitted after training; they must belong to this model."""
-    if not (path / PERSONALISED).exists():
+    if PERSONALISED not in run:
         raise RunFolderError(
-            f"{path} has no {PERSONALISED}: its model has no own parts yet; fit them with: "
-            f"equifed personalise {path}"
+            f"{run.path} has no {PERSONALISED}: its model has no own parts yet; fit them with: "
+            f"equifed personalise {run.path}"
         )
-    told, content = read_sealed(path / PERSONALISED), (path / PERSONAL_PARTS).read_bytes()
-    if told["parts"] != digest(content) or told["model"] != digest((path / MODEL).read_bytes()):
+    told = run.sealed(PERSONALISED)
+    run.sums[PERSONAL_PARTS] = told["parts"]
+    parts = read_model(run, PERSONAL_PARTS)
+    if parts is None or told["model"] != digest(run.read(MODEL)):
         raise RunFolderError(
-            f"{path / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
-            f"again with: equifed personalise {path}"
+            f"{run / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
+            f"again with: equifed personalise {run.path}"
         )
-    parts = load(content)
     if any(name.startswith("beside:") for name in parts):
         raise RunFolderError(
-            f"{path / PERSONALISED} has own offsets of version 0.2, which are no longer part of "
-            f"equifed; fit own parts again with: equifed personalise {path}"
+            f"{run / PERSONALISED} has own offsets of version 0.2, which are no longer part of "
+            f"equifed; fit own parts again with: equifed personalise {run.path}"
         )
     return parts
 
 
-def _read_own(path: Path, named: Any) -> dict[str, Any]:
+def _read_own(run: StoredRun, named: Any) -> dict[str, Any]:
     """Return the own parts of a run's clients; none where the model has none."""
-    if named is None:
-        return {}
-    if not (path / OWN).exists():
+    found = None if named is None else read_model(run, OWN)
+    if named is not None and found is None:
         raise RunFolderError(
-            f"{path} has no {OWN}, and the model has own parts (model.own = "
+            f"{run.path} has no {OWN}, and the model has own parts (model.own = "
             f"{named!r}); without them no client's model can be built again."
         )
-    return load_file(path / OWN)
+    return found or {}
 
 
-def load_preparation(out: str | Path) -> Preparation | None:
+def read_preparation(run: StoredRun) -> Preparation | None:
     """Return how the data of a run were prepared; None for data that came as arrays."""
-    path = Path(out) / PREPARATION
     try:
-        told = read_json(path.parent / RUN)["data"].get("preparation")
-        if told is None and not path.exists():
+        told = run.json(RUN)["data"].get("preparation")
+        if told is None and PREPARATION not in run:
             return None
-        held = read_json(path)
+        held = run.json(PREPARATION)
         found = Preparation.from_json(held)
     except (RunFolderError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}); start the run again.") from None
+        raise RunFolderError(
+            f"{run / PREPARATION} cannot be read ({error}); start the run again."
+        ) from None
     if digest_json(held) != told:
         raise RunFolderError(
-            f"{path} is not the preparation that the run was trained with; start the run again."
+            f"{run / PREPARATION} is not the preparation that the run was trained with; start the "
+            "run again."
         )
     return found
 
 
+def _read_exported(run: StoredRun) -> Predictor:
+    """Return the predictor of an exported folder with a program of ``torch.export``."""
+    told = run.json(DESCRIPTION)
+    if told.get("format") != FORMAT:
+        raise ValueError(
+            f"{run / DESCRIPTION} has the format {told.get('format')}, this version reads "
+            f"{FORMAT}; export the run again."
+        )
+    if told.get("thresholds"):
+        raise ValueError(
+            f"{run.path} has thresholds of clients, which are gone; export the run again."
+        )
+    if PROGRAM not in run:
+        raise ValueError(
+            f"{run.path} holds no program ({PROGRAM}); export the run again with --torch, or give "
+            "the run's own folder."
+        )
+    prepared = None
+    if (wanted := told["preparation_sha256"]) is not None:
+        if PREPARATION not in run:
+            raise ValueError(
+                f"{run.path} lacks {PREPARATION}, without which rows cannot be prepared."
+            )
+        prepared = Preparation.from_json(run.json(PREPARATION))
+        if prepared.digest() != wanted:
+            raise ValueError(
+                f"{run / PREPARATION} is not the preparation that the model was exported with."
+            )
+        if prepared.target.is_scaled:  # the program answers in the unit itself
+            prepared = replace(prepared, target=Target(prepared.target.name))
+    return Predictor(
+        torch.export.load(io.BytesIO(run.read(PROGRAM))).module(),
+        input_shape=tuple(told["input_shape"]),
+        classes=None if told["classes"] is None else tuple(told["classes"]),
+        link=told["link"],
+        preparation=prepared,
+        clients=tuple(told["clients"]),
+        tokens=told["input_dtype"] == "int64",
+        outputs_shape=tuple(told["target_shape"]),
+        only=told.get("only"),
+    )
+
+
 def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
     """Write the model card of a complete run into a folder, and return the file."""
-    path, predictor = Path(folder), load_predictor(folder, trust=trust)
+    run = open_run_folder(folder, trust=trust)
+    predictor = read_predictor(run)
     prepared = predictor.preparation
     text = write_card(
-        History.load(path, model=False), RunConfig.read(_need_config(path)).to_dict(),
-        read_json(path / RUN), describe(predictor),
+        History.load(run.path, model=False), _need_config(run).to_dict(), run.json(RUN),
+        describe(predictor),
         None if prepared is None else prepared.describe(),
         () if prepared is None else prepared.left_out,
     )  # fmt: skip
@@ -258,9 +337,9 @@ def evaluate(
     folder: str | Path, table: Any, client: str | None = None, *, trust: bool = False
 ) -> list[Drift]:
     """Measure the model of a run on new labelled rows, client by client."""
-    path, predictor = Path(folder), load_predictor(folder, trust=trust)
-    config = RunConfig.read(_need_config(path))
-    federation = _gather(predictor, table, client, read_json(path / RUN)["samples"]["classes"])
+    run = open_run_folder(folder, trust=trust)
+    predictor, config = read_predictor(run), _need_config(run)
+    federation = _gather(predictor, table, client, run.json(RUN)["samples"]["classes"])
     dtype, own = getattr(torch, config.model["dtype"]), predictor.own
     inputs = as_data(federation.train.inputs, dtype, "cpu")
     loss = SECTIONS["losses"][config.model["loss"]].load()
@@ -269,7 +348,7 @@ def evaluate(
     rows = _own_rows(predictor, federation.names, model) if own else None
     measure = FederationEvaluator(federation, model)
     (found,) = measure(model.flatten(predictor.module), ("train",), own=rows)
-    history = History.load(path, model=False)
+    history = History.load(run.path, model=False)
     return [_compare(name, values, federation, history) for name, values in found.metrics.items()]
 
 

@@ -22,7 +22,7 @@ from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.runs.build import limit_threads, resolve_algorithm
 from equifed.runs.config import RunConfig
 from equifed.runs.schema import AUTO, ConfigError, blame
-from equifed.training.files import RunFolderError, digest, read_sealed, refuse_links
+from equifed.training.files import RunFolderError, StoredRun, digest, refuse_links
 from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
 from equifed.training.history import History
 from equifed.training.loop import train
@@ -65,8 +65,9 @@ class Job(Planned):
         """Refuse the folder if its run is of another configuration."""
         # Code that the folder names and the given configuration does not is never loaded.
         wanted = self.config.to_dict()
-        foreign = set(find_code(self.folder)) - find_addresses(wanted)
-        if foreign or not agree(wanted, RunConfig.read(self.folder / CONFIG).to_dict()):
+        stored = StoredRun(self.folder)
+        foreign = set(find_code(stored)) - find_addresses(wanted)
+        if foreign or not agree(wanted, RunConfig.of_run(stored).to_dict()):
             raise RunFolderError(
                 f"{self.folder} holds a run of another configuration; choose another folder, or "
                 "pass --overwrite to run everything again."
@@ -154,7 +155,8 @@ class Task(Planned):
 
     def check(self) -> None:
         """Refuse the folder if its run is of other settings."""
-        told = read_sealed(self.folder / RUN).get("task") if (self.folder / RUN).exists() else None
+        stored = StoredRun(self.folder)
+        told = stored.sealed(RUN).get("task") if RUN in stored else None
         wanted, known = describe_value(self.describe()), told if isinstance(told, dict) else {}
         if other := [key for key in wanted if known.get(key) != wanted[key]]:
             raise RunFolderError(

@@ -33,6 +33,7 @@ from equifed.models.predictor import Predictor
 from equifed.runs.alone import in_units, measure_each
 from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data
 from equifed.training.files import as_plain, digest, seal, write_file
+from equifed.training.folder import open_run_folder
 from equifed.training.history import History
 from equifed.training.tables import MODEL
 
@@ -107,12 +108,12 @@ class Personalised:
 
     def save(self, folder: str | Path) -> Path:
         """Write it beside the model of a run, for ``equifed predict --personalised``."""
-        path = Path(folder)
+        run = open_run_folder(folder, data_only=True)
         parts = save({name: part.contiguous() for name, part in self.predictor.own.items()})
-        held = {"parts": digest(parts), "model": digest((path / MODEL).read_bytes())}
-        write_file(path / PERSONAL_PARTS, parts)
-        write_file(path / PERSONALISED, seal({**self.to_dict(), **held}))
-        return path / PERSONALISED
+        held = {"parts": digest(parts), "model": digest(run.read(MODEL))}
+        write_file(run / PERSONAL_PARTS, parts)
+        write_file(run / PERSONALISED, seal({**self.to_dict(), **held}))
+        return run / PERSONALISED
 
 
 def describe(found: Personalised) -> str:

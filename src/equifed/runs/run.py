@@ -139,14 +139,13 @@ def resume(
         raise RunFolderError(
             f"{out} holds no run to resume: {CONFIG} is missing. Start one with: equifed run"
         )
-    files.refuse_links(out)
     if is_complete(out):
         return History.load(out)
     with _lock(out):
         # Tables are compared later, checkpoint by checkpoint: an older one may do.
-        open_run_folder(out, trust=trust, check=partial(check_config, accept=accept_config))
-        told = files.read_sealed(out / RUN)
-        built = build_run(RunConfig.read(out / CONFIG))
+        check = partial(check_config, accept=accept_config)
+        opened = open_run_folder(out, trust=trust, check=check)
+        told, built = opened.sealed(RUN), build_run(RunConfig.of_run(opened))
         more = wants_alone(built)
         folder = RunFolder(out, built.federation.names, built.clients.group(), more)
         if not any(folder.checkpoints.glob("*.json")):
@@ -165,20 +164,21 @@ def _lock(out: Path) -> AbstractContextManager[None]:
     return files.lock_folder(out) if is_first() else nullcontext()
 
 
-def check_config(out: Path, accept: bool = False) -> None:
+def check_config(run: files.StoredRun, accept: bool = False) -> None:
     """Refuse a configuration that is not the run's, or take it in its place."""
-    check_format(files.read_json(out / RUN), out)
-    told, found = files.read_sealed(out / RUN), files.digest((out / CONFIG).read_bytes())
+    check_format(run.json(RUN), run.path)
+    told, found = run.sealed(RUN), files.digest(run.read(CONFIG))
+    run.sums[CONFIG] = found  # the one that is looked at is the one that is built
     if told.get(CONFIG) == found:
         return
     if not accept:
         raise RunFolderError(
-            f"{out / CONFIG} was changed since the run began, or is damaged. Start another run "
+            f"{run / CONFIG} was changed since the run began, or is damaged. Start another run "
             "with it, or resume under it with --accept-config (in Python accept_config=True)."
         )
     told = {**told, CONFIG: found, "replaced": [*told.get("replaced", []), told.get(CONFIG)]}
     if is_first():
-        files.write_file(out / RUN, files.seal(told))
+        files.write_file(run / RUN, files.seal(told))
 
 
 # -- several processes ------------------------------------------------------------------------

@@ -76,12 +76,11 @@ def load(
 def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[str, Any]]:
     from safetensors.torch import load as load_tensors
 
-    path = folder / f"{round:08d}.json"
-    check_format(files.read_json(path), folder.parent)
-    manifest = files.read_sealed(path)
-    payload = path.with_suffix(".safetensors").read_bytes()
+    run, name = files.StoredRun(folder), f"{round:08d}"
+    check_format(run.json(f"{name}.json"), folder.parent)
+    manifest, payload = run.sealed(f"{name}.json"), run.read(f"{name}.safetensors")
     if files.digest(payload) != manifest["tensors"]:
-        raise CheckpointError(f"{path.with_suffix('.safetensors')} does not match its checksum")
+        raise CheckpointError(f"{run / name}.safetensors does not match its checksum")
     try:
         tensors = load_tensors(payload)
     except Exception as error:  # safetensors raises its own kind

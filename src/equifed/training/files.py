@@ -1,4 +1,4 @@
-"""Files of a run folder: replaced in one step, sealed by a checksum, one process writes."""
+"""Files of a run folder: read through one gate, replaced in one step, written by one process."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import time
 import tomllib
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 LOCK = ".lock"
 SEAL = "sha256"
 UNREADABLE: tuple[type[Exception], ...] = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
-    EOFError, csv.Error, zipfile.BadZipFile, zlib.error,
+    EOFError, csv.Error, zipfile.BadZipFile, zlib.error, MemoryError,
 )  # fmt: skip
 """What reading a file of wrong content may raise."""
+LARGEST = {".toml": 2**24, ".json": 2**28, ".npz": 2**32, ".csv": 2**34, ".jsonl": 2**34}
+"""The most bytes of a file by the end of its name; ``MOST`` of any other."""
+MOST = 2**37
 
 
 class RunFolderError(RuntimeError):
@@ -32,6 +36,10 @@ class RunFolderError(RuntimeError):
 
 class Damaged(RunFolderError):
     """A file is not what was written."""
+
+
+class Changed(RunFolderError):
+    """Somebody else changed a file while a run was writing it."""
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -49,20 +57,137 @@ def write_file(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
+# -- the gate: every read of a folder that somebody else may have made ---------------------------
+
+
+class StoredRun:
+    """A folder that may come from somebody else, opened for reading.
+
+    Opening it refuses links, and whatever else is no plain file, at any depth. What is read later
+    is compared with ``sums``, the checksums that were true when the folder was checked.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path, self.sums = Path(folder), dict[str, str]()
+        if not self.path.is_dir():
+            raise RunFolderError(f"{self.path} is no folder; give the folder of a run.")
+        refuse_links(self.path)
+
+    def __truediv__(self, name: str) -> Path:
+        """Return where a file is, to tell it."""
+        return self.path / name
+
+    def __contains__(self, name: str) -> bool:
+        return os.path.lexists(self.path / name)
+
+    def below(self, name: str) -> Path:
+        """Return a folder below this one, as a file of it names it."""
+        return self.path.joinpath(*find_parts(self.path, name))
+
+    def read(self, name: str, length: int = -1) -> bytes:
+        """Return the content of a file, or its beginning."""
+        with open_inside(self.path, name) as file:
+            content = file.read(length)
+        if length < 0 and self.sums.get(name, digest(content)) != digest(content):
+            raise Damaged(f"{self / name} is damaged: it does not match its checksum.")
+        return content
+
+    def json(self, name: str, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+        """Read a JSON file."""
+        with reading(self / name):
+            found = json.loads(self.read(name))
+            if not isinstance(found, kind):
+                raise ValueError(f"a {kind.__name__} is expected, not a {type(found).__name__}")
+            return found
+
+    def toml(self, name: str) -> dict[str, Any]:
+        """Read a TOML file."""
+        with reading(self / name):
+            return tomllib.loads(self.read(name).decode())
+
+    def sealed(self, name: str) -> dict[str, Any]:
+        """Read a sealed document without its seal, or say that it is damaged."""
+        document = self.json(name)
+        told = document.pop(SEAL, None)
+        try:
+            if told is not None and told == _digest_of(document):
+                return document  # type: ignore[no-any-return]
+        except RecursionError:
+            pass
+        raise Damaged(f"{self / name} is damaged: it does not match its own checksum.")
+
+
+@contextmanager
+def open_inside(folder: Path, name: str, flags: int = os.O_RDONLY) -> Iterator[IO[bytes]]:
+    """Open a file below a folder: no link on the way, a plain file, of a size that can be.
+
+    Every component is opened from the one before, so that none can be replaced by a link between a
+    look and the opening; Windows, which cannot do that, looks first.
+    """
+    path = folder / name
+    handle = _descend(folder, find_parts(folder, name), flags)
+    with open(handle, "rb" if flags == os.O_RDONLY else "ab") as file:
+        told, most = os.fstat(handle), LARGEST.get(path.suffix, MOST)
+        _refuse_special(path, told.st_mode)
+        if told.st_size > most:
+            raise RunFolderError(
+                f"{path} has {told.st_size:,} bytes; such a file has at most {most:,}. It is not "
+                "what a run wrote; ask for the folder again."
+            )
+        yield file
+
+
+def find_parts(folder: Path, name: str) -> tuple[str, ...]:
+    """Return the components of a path below a folder; refuse one that leads elsewhere."""
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or "\\" in name or Path(name).drive:
+        raise RunFolderError(f"{name!r} leads out of {folder}, which holds its files itself.")
+    return parts
+
+
+def _descend(folder: Path, parts: tuple[str, ...], flags: int) -> int:
+    safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if os.open not in os.supports_dir_fd:  # pragma: no cover - Windows
+        refuse_link(folder.joinpath(*parts))
+        return os.open(folder.joinpath(*parts), flags | safe)
+    handle, here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), folder
+    for k, part in enumerate(parts):
+        here /= part
+        last = k == len(parts) - 1
+        try:
+            new = os.open(part, safe | (flags if last else os.O_DIRECTORY), dir_fd=handle)
+        except OSError as error:
+            refuse_link(here)
+            raise OSError(error.errno, error.strerror, str(here)) from None
+        finally:
+            os.close(handle)
+        handle = new
+    return handle
+
+
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder with a link at any depth: what it leads to lies elsewhere."""
+    """Refuse a folder with a link, a pipe or a device at any depth: no run wrote it."""
     for place, folders, files in os.walk(folder):
         for name in sorted((*folders, *files)):
             refuse_link(Path(place) / name)
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a path that is a symbolic link."""
-    if path.is_symlink():
-        raise RunFolderError(
-            f"{path} is a symbolic link; a run folder must hold its files itself. Put a copy of "
-            "the file in its place if it belongs to the run, or delete the link."
-        )
+    """Refuse a path that is a symbolic link, or neither a file nor a folder."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            raise RunFolderError(
+                f"{path} is a symbolic link; a run folder must hold its files itself. Put a copy "
+                "of the file in its place if it belongs to the run, or delete the link."
+            )
+        if not stat.S_ISDIR(mode):
+            _refuse_special(path, mode)
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise RunFolderError(f"{path} is no plain file; no run wrote it. Delete it.")
 
 
 def digest(content: bytes) -> str:
@@ -97,31 +222,32 @@ def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
         raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
 
 
-def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """Read a JSON file."""
-    with reading(path):
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, kind):
-            raise ValueError(f"a {kind.__name__} is expected, not a {type(found).__name__}")
-        return found
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file."""
-    with reading(path):
-        return tomllib.loads(path.read_bytes().decode())
-
-
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a sealed document without its seal, or say that it is damaged."""
-    document = read_json(path)
-    told = document.pop(SEAL, None)
+    """Read a sealed document of a folder that this process writes."""
+    return StoredRun(path.parent).sealed(path.name)
+
+
+def append_file(folder: Path, name: str, content: bytes, length: int) -> int:
+    """Append to a file of so many bytes and return how many it has now; refuse a changed one."""
     try:
-        if told is not None and told == _digest_of(document):
-            return document  # type: ignore[no-any-return]
-    except RecursionError:
-        pass
-    raise Damaged(f"{path} is damaged: it does not match its own checksum.")
+        with open_inside(folder, name, os.O_WRONLY | os.O_APPEND) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != length:
+                raise changed(folder / name, f"has {found} bytes where this run wrote {length}")
+            file.write(content)
+            if not content:  # a checkpoint is about to count on what is there
+                os.fsync(file.fileno())
+    except FileNotFoundError:
+        raise changed(folder / name, "is gone") from None
+    return length + len(content)
+
+
+def changed(path: Path, what: str) -> Changed:
+    """Return the error about a file that another hand changed while a run wrote it."""
+    return Changed(
+        f"{path} {what}: somebody else changed it during the run. The folder can no longer be "
+        "relied on; start the run again in another one."
+    )
 
 
 # -- one writer per folder --------------------------------------------------------------------
@@ -174,8 +300,9 @@ def _take(file: IO[bytes]) -> None:
 
 
 def _read_holder(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        told = json.loads(path.read_bytes())
+    with suppress(OSError, ValueError, RecursionError, RunFolderError):
+        with open_inside(path.parent, path.name) as file:
+            told = json.loads(file.read())
         if isinstance(told, dict) and {"process", "host", "since"} <= told.keys():
             return told
     return {}

@@ -1,7 +1,7 @@
 """The folder of a run: opened, refused, written, and cut back to a checkpoint.
 
-Everything that reads one calls :func:`open_run_folder` first: it may come from somebody else. A
-checksum shows damage, not forgery.
+Whoever reads one is given a :class:`StoredRun` by :func:`open_run_folder`, since it may come from
+somebody else. A checksum shows damage, not forgery.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equifed.contract.arrays import Weights, to_cell
 from equifed.contract.clients import Group
 from equifed.contract.evaluation import Hits
 from equifed.training import checkpoint, files, tables
-from equifed.training.files import Damaged, RunFolderError
+from equifed.training.files import Damaged, RunFolderError, StoredRun
 
 GROWING = (*tables.TABLES, tables.EVENTS)
 CHECKPOINTS = "checkpoint"
@@ -44,6 +44,7 @@ class RunFolder:
     ) -> None:  # fmt: skip
         self.path, self.names, self.writes = Path(path), tuple(names), not (group and group.rank)
         self._group, self._more, self._saved_at = group, more, time.monotonic()
+        self._lengths = dict[str, int]()  # of the tables, as this process has written them
         self._sums = {name: hashlib.sha256() for name in GROWING}
 
     @property
@@ -51,24 +52,43 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
 
+<<<<<<< HEAD
     def create(self, overwrite: bool = False, described: bool = False) -> None:
         """Make the folder with empty tables; refuse one that holds a run.
 
         ``described``: the folder says already what the new run is made of.
+=======
+    def open(self) -> StoredRun:
+        """Return the folder opened for reading."""
+        return StoredRun(self.path)
+
+    def create(self, overwrite: bool = False, *, described: bool = False) -> None:
+        """Make the folder with empty tables; refuse one that holds a run.
+
+        Nothing of a run that was there is kept; what describes it is, if ``described``: whoever
+        calls has replaced it, or does so next.
+>>>>>>> b6ad3f59 (One gate reads run folders; a table changed during a run ends it)
         """
         if self.writes:
             refuse_existing(self.path, overwrite)
             self.path.mkdir(parents=True, exist_ok=True)
+<<<<<<< HEAD
             old = () if described else (tables.CONFIG, tables.RUN, tables.PREPARATION)
             for name in (*old, *tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS):
+=======
+            old = (*tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS)
+            for name in old if described else (*old, *tables.DESCRIBED):
+>>>>>>> b6ad3f59 (One gate reads run folders; a table changed during a run ends it)
                 (self.path / name).unlink(missing_ok=True)
             for file in self.checkpoints.glob("*"):
                 file.unlink()
-            (self.path / tables.CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
+            files.write_file(self.path / tables.CLIENTS, json.dumps(list(self.names)).encode())
+            self._lengths = dict.fromkeys(GROWING, 0)
             self._sums = {name: hashlib.sha256() for name in GROWING}
+            for name in GROWING:
+                (self.path / name).touch()
             for name, columns in tables.TABLES.items():
                 self._append(name, [columns])
-            (self.path / tables.EVENTS).touch()
         self.wait()
 
     def describe(self, told: Mapping[str, Any], trained: Any) -> None:
@@ -99,7 +119,7 @@ class RunFolder:
     def event(self, event: dict[str, Any]) -> None:
         """Append an event; its time is added here."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._write(tables.EVENTS, json.dumps({**event, "time": now}) + "\n")
+        self._write(tables.EVENTS, (json.dumps({**event, "time": now}) + "\n").encode())
 
     def hits(self, hits: Mapping[str, Hits]) -> None:
         """Replace what is known about single samples."""
@@ -114,11 +134,13 @@ class RunFolder:
         records = {tables.ALONE: history.alone, tables.WITHOUT_OWN: history.without_own}
         for name, record in records.items():
             if self.writes and record is not None:
-                (self.path / name).unlink(missing_ok=True)
-                self._append(name, [tables.TABLES["metrics.csv"], *record.to_rows(self.names)])
+                rows = [tables.TABLES["metrics.csv"], *record.to_rows(self.names)]
+                files.write_file(self.path / name, _to_csv(rows))
 
     def finish(self, history: Any) -> None:
         """Write the model, the checksums and then the summary: the run is complete."""
+        if self.writes:
+            self._check_written()
         if self.writes and not self._more:
             from safetensors.torch import save
 
@@ -126,12 +148,19 @@ class RunFolder:
                 if values is not None:
                     files.write_file(self.path / name, save(values))
             content = (json.dumps(history.summary(), indent=2) + "\n").encode()
-            there = (name for name in tables.FILES if (self.path / name).exists())
-            sums = {name: files.digest((self.path / name).read_bytes()) for name in there}
+            run = self.open()
+            sums = {name: files.digest(run.read(name)) for name in tables.FILES if name in run}
             sums[tables.SUMMARY] = files.digest(content)
             files.write_file(self.path / tables.CHECKSUMS, files.seal(sums))
             files.write_file(self.path / tables.SUMMARY, content)
         self.wait()
+
+    def _check_written(self) -> None:
+        """Refuse tables that are not, byte for byte, what was written into them."""
+        run = self.open()
+        for name in self._lengths:
+            if name not in run or files.digest(run.read(name)) != self._sums[name].hexdigest():
+                raise files.changed(run / name, "is not what this run wrote")
 
     def due(self, seconds: float) -> bool:
         """Tell whether the last checkpoint is at least that old, by the first process's clock."""
@@ -144,31 +173,29 @@ class RunFolder:
         if not self.writes:
             return
         self.hits(hits)
-        lengths = {}
-        for name in GROWING:
-            with (self.path / name).open("ab") as file:
-                os.fsync(file.fileno())
-                lengths[name] = file.tell()
-        sums = {name: self._sums[name].hexdigest() for name in lengths}
-        extra = {"lengths": lengths, "sums": sums}
+        for name, length in self._lengths.items():
+            files.append_file(self.path, name, b"", length)
+        sums = {name: self._sums[name].hexdigest() for name in GROWING}
+        extra = {"lengths": self._lengths, "sums": sums}
         checkpoint.save(self.checkpoints, round, state, extra, (kept, tuple(hits.items())))
         self._saved_at = time.monotonic()
 
     def restore(self, template: Any) -> tuple[int, Any, Any, dict[str, Hits]]:
         """Cut the tables back to the newest checkpoint; return round, state, kept and hits."""
-        files.refuse_links(self.path)
-        found = tables.read_names(self.path / tables.CLIENTS)
+        run = self.open()
+        found = tables.read_names(run)
         if found != self.names:
             raise RunFolderError(
                 f"{self.path / tables.CLIENTS} is damaged or of another run: it names "
                 f"{len(found)} clients, {', '.join(found[:3])}, ...; the data have "
                 f"{len(self.names)}, {', '.join(self.names[:3])}, ..."
             )
-        check = partial(_check_tables, self.path) if self.writes else None
+        check = partial(_check_tables, run) if self.writes else None
         round, state, extra = checkpoint.load(self.checkpoints, template, check)
         for name, length in extra["lengths"].items() if self.writes else ():
-            os.truncate(self.path / name, length)
-            self._sums[name] = hashlib.sha256((self.path / name).read_bytes())
+            with files.open_inside(self.path, name, os.O_WRONLY) as file:
+                file.truncate(length)
+            self._track(name)
         self.wait()
         kept, hits = extra["kept"]
         return round, state, kept, dict(hits)
@@ -179,16 +206,26 @@ class RunFolder:
             self._group.wait()
 
     def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        self._write(name, text.getvalue())
+        self._write(name, _to_csv(rows))
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, content: bytes) -> None:
         if self.writes:
-            with (self.path / name).open("ab") as file:
-                file.write(text.encode())
-            if name in self._sums:
-                self._sums[name].update(text.encode())
+            if name not in self._lengths:  # of a run that something is added to
+                self._track(name)
+            before = self._lengths[name]
+            self._lengths[name] = files.append_file(self.path, name, content, before)
+            self._sums[name].update(content)
+
+    def _track(self, name: str) -> None:
+        """Go on with a table as it is now."""
+        content = self.open().read(name)
+        self._lengths[name], self._sums[name] = len(content), hashlib.sha256(content)
+
+
+def _to_csv(rows: Sequence[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def write_provenance(
@@ -197,11 +234,12 @@ def write_provenance(
     """Write ``run.json``, the configuration if there is one, and the preparation."""
     import tomli_w
 
-    prepared, there = getattr(trained, "preparation", None), source and source / tables.PREPARATION
-    text = there.read_bytes() if there is not None and there.exists() else None
+    prepared, text = getattr(trained, "preparation", None), None
+    if source is not None and (source / tables.PREPARATION).exists():
+        text = StoredRun(source).read(tables.PREPARATION)
     if prepared is not None:
         text = json.dumps(prepared.to_json(), indent=1).encode() + b"\n"
-    for name in (tables.CONFIG, tables.RUN, tables.PREPARATION):  # of a run that was replaced
+    for name in tables.DESCRIBED:  # of a run that was replaced
         (folder / name).unlink(missing_ok=True)
     if text is not None:
         files.write_file(folder / tables.PREPARATION, text)
@@ -238,46 +276,45 @@ def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
     files.refuse_links(folder)  # what replaces the run would be written through them
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(run: StoredRun) -> None:
     """Refuse a folder with a file that is not what a run wrote.
 
     A complete run has checksums of everything, an interrupted one of its tables, version 0.1 none.
     """
-    if is_complete(folder):
-        summary = files.read_json(folder / tables.SUMMARY)
-        if (folder / tables.CHECKSUMS).exists() or "format" in summary:
-            for name, expected in files.read_sealed(folder / tables.CHECKSUMS).items():
-                _check_one(folder, name, (*tables.FILES, tables.SUMMARY), expected)
+    if is_complete(run.path):
+        summary = run.json(tables.SUMMARY)
+        if tables.CHECKSUMS in run or "format" in summary:
+            for name, expected in run.sealed(tables.CHECKSUMS).items():
+                _check_one(run, name, (*tables.FILES, tables.SUMMARY), expected)
+                run.sums[name] = expected
         return
-    for path in sorted((folder / CHECKPOINTS).glob("*.json"), reverse=True):
+    for path in sorted((run / CHECKPOINTS).glob("*.json"), reverse=True):
         try:
-            manifest = files.read_sealed(path)
+            manifest = run.sealed(f"{CHECKPOINTS}/{path.name}")
         except Damaged:
             continue  # damaged, or of version 0.1; an older one may do
-        _check_tables(folder, manifest["extra"])
+        _check_tables(run, manifest["extra"])
         return
 
 
-def _check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
+def _check_tables(run: StoredRun, extra: Mapping[str, Any]) -> None:
     """Refuse tables that do not begin with what they held at a checkpoint."""
     for name, length in extra["lengths"].items():
-        _check_one(folder, name, GROWING, extra["sums"][name], length)
+        _check_one(run, name, GROWING, extra["sums"][name], length)
 
 
 def _check_one(
-    folder: Path, name: str, known: Sequence[str], expected: str, length: int | None = None
+    run: StoredRun, name: str, known: Sequence[str], expected: str, length: int = -1
 ) -> None:
     """Compare a file, or its beginning, with its checksum; unknown names may lead elsewhere."""
     if name not in known:
-        raise Damaged(f"{folder} is damaged: it has a checksum of {name!r}, which no run writes.")
-    path = folder / name
+        raise Damaged(f"{run.path} is damaged: it has a checksum of {name!r}, which no run writes.")
     try:
-        with path.open("rb") as file:
-            content = file.read(-1 if length is None else length)
+        content = run.read(name, length)
     except OSError as error:
-        raise Damaged(f"{path} is damaged: {error.strerror}.") from None
+        raise Damaged(f"{run / name} is damaged: {error.strerror}.") from None
     if files.digest(content) != expected:
-        raise Damaged(f"{path} is damaged: it does not match its checksum.")
+        raise Damaged(f"{run / name} is damaged: it does not match its checksum.")
 
 
 def open_run_folder(
@@ -285,34 +322,31 @@ def open_run_folder(
     *,
     trust: bool = False,
     data_only: bool = False,
-    check: Callable[[Path], object] = check_folder,
-) -> Path:
-    """Return the path of a run folder, or of an exported one, once it may be read.
+    check: Callable[[StoredRun], object] = check_folder,
+) -> StoredRun:
+    """Return a run folder, or an exported one, opened for reading once it may be read.
 
     It refuses, in this order: symbolic links (but the folder itself may be one), files that do not
     match their checksums (``check``), and code that the folder would load, unless the caller has
     ``trust`` or loads none (``data_only``). Nothing of the folder is imported before.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        raise RunFolderError(f"{path} is no folder; give the folder of a run.")
-    files.refuse_links(path)
-    check(path)
-    code = [] if data_only or trust else find_code(path)
+    run = StoredRun(folder)
+    check(run)
+    code = [] if data_only or trust else find_code(run)
     if code:
         raise RunFolderError(
-            f"{path} would run code: {', '.join(code)}. If you know what this code does and trust "
-            "it, repeat with --trust (in Python trust=True)."
+            f"{run.path} would run code: {', '.join(code)}. If you know what this code does and "
+            "trust it, repeat with --trust (in Python trust=True)."
         )
-    return path
+    return run
 
 
-def find_code(folder: Path) -> list[str]:
+def find_code(run: StoredRun) -> list[str]:
     """Return the code that a folder would load: what it names, and an exported program."""
-    exported = (folder / EXPORTED).exists() and (folder / PROGRAM).exists()
-    programs = [str(folder / PROGRAM)] if exported else []
-    config = folder / tables.CONFIG
-    return sorted(find_addresses(files.read_toml(config)) if config.exists() else ()) + programs
+    programs = [str(run / PROGRAM)] if EXPORTED in run and PROGRAM in run else []
+    return (
+        sorted(find_addresses(run.toml(tables.CONFIG)) if tables.CONFIG in run else ()) + programs
+    )
 
 
 def find_addresses(config: Mapping[str, Any]) -> set[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS
 from equifed.training import show, tables
-from equifed.training.files import RunFolderError
+from equifed.training.files import RunFolderError, StoredRun
 from equifed.training.folder import RunFolder, open_run_folder, write_provenance
 from equifed.training.tables import GivenOut, MetricRecord, RoundRecord, certified
 
@@ -309,7 +309,7 @@ class History:
         one, ``preparation.json`` how the data were prepared.
         """
         out = RunFolder(folder, self.names)
-        out.create(overwrite)
+        out.create(overwrite, described=True)
         for record in self.rounds:
             out.round(record)
         out.evaluation(0, self.metrics)
@@ -329,28 +329,25 @@ class History:
 
         A damaged file, and a symbolic link in the folder, is refused by its name.
         """
-        path = Path(folder)
-        if not (path / "rounds.csv").exists():
-            raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
-        open_run_folder(path, data_only=True)
-        history = cls.read_tables(path)
-        history.hits = tables.read_hits(path / tables.HITS)
+        if not (Path(folder) / "rounds.csv").exists():
+            raise RunFolderError(f"{folder} holds no run: rounds.csv is missing.")
+        run = open_run_folder(folder, data_only=True)
+        history = cls.read_tables(run)
+        history.hits = tables.read_hits(run)
         if model:
-            history.parameters = tables.read_model(path / tables.MODEL)
-            history.own = tables.read_model(path / tables.OWN)
+            history.parameters = tables.read_model(run)
+            history.own = tables.read_model(run, tables.OWN)
         return history
 
     @classmethod
-    def read_tables(cls, path: Path) -> History:
+    def read_tables(cls, run: StoredRun) -> History:
         """Read the tables of a run folder, without a look at their checksums."""
-        names = tables.read_names(path / tables.CLIENTS)
+        names = tables.read_names(run)
         return cls(
-            names, tables.read_rounds(path / "rounds.csv"),
-            tables.read_metrics(path / "metrics.csv", names),
-            tables.read_weights(path / "weights.csv", names),
-            tables.read_events(path / tables.EVENTS),
-            details=tables.read_details(path / tables.DETAILS),
-            alone=next(iter(tables.read_metrics(path / tables.ALONE, names)), None),
-            without_own=next(iter(tables.read_metrics(path / tables.WITHOUT_OWN, names)), None),
-            provenance=tables.read_provenance(path), folder=path,
+            names, tables.read_rounds(run), tables.read_metrics(run, names),
+            tables.read_weights(run, names), tables.read_events(run),
+            details=tables.read_details(run),
+            alone=next(iter(tables.read_metrics(run, names, tables.ALONE)), None),
+            without_own=next(iter(tables.read_metrics(run, names, tables.WITHOUT_OWN)), None),
+            provenance=tables.read_provenance(run), folder=run.path,
         )  # fmt: skip

@@ -177,7 +177,7 @@ class _Training:
         """Give strengths without a scale the federation's, measured once in the life of a run."""
         if not lacks_scale(self.algorithm):
             return None
-        known = History.read_tables(self.folder.path).events if resume and self.folder else []
+        known = History.read_tables(self.folder.open()).events if resume and self.folder else []
         kept = [event["scale"] for event in known if event["event"] == "scale"]
         scale = kept[0] if kept else loss_scale(self.clients, x, self.stream.at("scale"))
         self.algorithm = with_scale(self.algorithm, scale)
@@ -300,7 +300,7 @@ class _Training:
         if self.folder is None:
             raise ValueError("resume needs a run folder.")
         done, state, self.kept, hits = self.folder.restore(template)
-        self.history = History.read_tables(self.folder.path)
+        self.history = History.read_tables(self.folder.open())
         self.history.hits = hits
         self.folder.wait()  # nothing is written before all have read
         self._event("resume", done)

@@ -6,7 +6,9 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import platform
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from equifed.contract.arrays import Index, Losses, Weights, to_cell
 from equifed.contract.evaluation import Details, Hits
 from equifed.metrics.metric import find_metric
-from equifed.training.files import Damaged, RunFolderError, read_json, read_toml, reading
+from equifed.training.files import Damaged, RunFolderError, StoredRun, reading
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +41,8 @@ MODEL, OWN, HITS, DETAILS = "model.safetensors", "own.safetensors", "hits.npz", 
 ALONE, WITHOUT_OWN = "alone.csv", "without_own.csv"
 CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
 RECORDED = (*TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, WITHOUT_OWN)
-FILES = (*RECORDED, CONFIG, RUN, PREPARATION)
+DESCRIBED = (CONFIG, RUN, PREPARATION)
+FILES = (*RECORDED, *DESCRIBED)
 """What the checksums of a complete run are of, where it is there."""
 
 FORMAT = 2
@@ -169,26 +172,28 @@ def certified(record: RoundRecord) -> GivenOut:
     return GivenOut("certified", record.round - 1, gap, distance, record.objective, capped)
 
 
-def read_names(path: Path) -> tuple[str, ...]:
+def read_names(run: StoredRun) -> tuple[str, ...]:
     """Return the clients of ``clients.json``."""
-    names = read_json(path, list)
+    names = run.json(CLIENTS, list)
     if not all(isinstance(name, str) for name in names):
-        raise Damaged(f"{path} is damaged: it does not hold a list of names.")
+        raise Damaged(f"{run / CLIENTS} is damaged: it does not hold a list of names.")
     return tuple(names)
 
 
-def read_rounds(path: Path) -> list[RoundRecord]:
+def read_rounds(run: StoredRun) -> list[RoundRecord]:
     """Return the records of ``rounds.csv``."""
-    with reading(path):
-        return [RoundRecord.from_row(row) for row in _read_rows(path)]
+    with reading(run / "rounds.csv"):
+        return [RoundRecord.from_row(row) for row in _read_rows(run, "rounds.csv")]
 
 
-def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
-    """Return the records of ``metrics.csv``."""
+def read_metrics(
+    run: StoredRun, names: Sequence[str], table: str = "metrics.csv"
+) -> list[MetricRecord]:
+    """Return the records of ``metrics.csv``, or of another table of its form."""
     position = {to_cell(name): i for i, name in enumerate(names)}
     records: dict[tuple[int, str, str], MetricRecord] = {}
-    with reading(path):
-        for round, client, split, metric, value, n in _read_rows(path):
+    with reading(run / table):
+        for round, client, split, metric, value, n in _read_rows(run, table):
             key = (int(round), split, metric)
             if key not in records:
                 empty = np.full(len(names), np.nan), np.zeros(len(names), dtype=np.int64)
@@ -198,56 +203,56 @@ def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
     return list(records.values())
 
 
-def read_weights(path: Path, names: Sequence[str]) -> dict[int, Weights]:
+def read_weights(run: StoredRun, names: Sequence[str]) -> dict[int, Weights]:
     """Return the weights of ``weights.csv`` by round."""
     position = {to_cell(name): i for i, name in enumerate(names)}
     weights: dict[int, Weights] = {}
-    with reading(path):
-        for round, client, weight in _read_rows(path):
+    with reading(run / "weights.csv"):
+        for round, client, weight in _read_rows(run, "weights.csv"):
             weights.setdefault(int(round), np.zeros(len(names)))[position[client]] = float(weight)
     return weights
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
+def read_events(run: StoredRun) -> list[dict[str, Any]]:
     """Return the events of ``events.jsonl``."""
-    with reading(path):
-        events = [json.loads(line) for line in _whole_lines(path).split("\n") if line]
+    with reading(run / EVENTS):
+        events = [json.loads(line) for line in _whole_lines(run, EVENTS).split("\n") if line]
         return [{**event, "event": str(event["event"])} for event in events]
 
 
-def _read_rows(path: Path) -> list[list[str]]:
+def _read_rows(run: StoredRun, table: str) -> list[list[str]]:
     """Return the whole lines of a CSV file after its header; none if it does not exist."""
-    return list(csv.reader(io.StringIO(_whole_lines(path))))[1:]
+    return list(csv.reader(io.StringIO(_whole_lines(run, table))))[1:]
 
 
-def _whole_lines(path: Path) -> str:
+def _whole_lines(run: StoredRun, table: str) -> str:
     """Return a table's text; half a line that a killed run has left is not a record yet."""
-    text = path.read_bytes().decode() if path.exists() else ""
+    text = run.read(table).decode() if table in run else ""
     return text[: text.rfind("\n") + 1]
 
 
 # -- the model, and what single samples say about it --------------------------------------------
 
 
-def read_model(path: Path) -> dict[str, torch.Tensor] | None:
-    """Return the parameters of ``model.safetensors``; None if there are none."""
+def read_model(run: StoredRun, name: str = MODEL) -> dict[str, torch.Tensor] | None:
+    """Return the tensors of ``model.safetensors``, or of another file; None if there is none."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    with reading(path, SafetensorError):
-        return load(path.read_bytes()) if path.exists() else None
+    with reading(run / name, SafetensorError):
+        return load(run.read(name)) if name in run else None
 
 
-def read_details(path: Path) -> Details | None:
+def read_details(run: StoredRun) -> Details | None:
     """Return what single samples say; None: it was not asked."""
-    with reading(path):
-        return Details.from_dict(read_json(path)) if path.exists() else None
+    with reading(run / DETAILS):
+        return Details.from_dict(run.json(DETAILS)) if DETAILS in run else None
 
 
-def read_hits(path: Path) -> dict[str, Hits]:
+def read_hits(run: StoredRun) -> dict[str, Hits]:
     """Return which samples are answered correctly; a run of before that was recorded has none."""
-    with reading(path):
-        return unpack_hits(path.read_bytes()) if path.exists() else {}
+    with reading(run / HITS):
+        return unpack_hits(run.read(HITS)) if HITS in run else {}
 
 
 def pack_hits(hits: Mapping[str, Hits]) -> bytes:
@@ -264,15 +269,32 @@ def pack_hits(hits: Mapping[str, Hits]) -> bytes:
 
 def unpack_hits(content: bytes) -> dict[str, Hits]:
     """Read the content of ``hits.npz``."""
+    _check_sizes(content)
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         splits = dict.fromkeys(name.partition("/")[0] for name in arrays.files)
-        return {
-            split: Hits(
-                np.unpackbits(arrays[f"{split}/correct"], count=int(arrays[f"{split}/total"])) > 0,
-                arrays[f"{split}/checksums"],
-            )
-            for split in splits
-        }
+        found = {}
+        for split in splits:
+            packed, total = arrays[f"{split}/correct"], int(arrays[f"{split}/total"])
+            if not 0 <= total <= 8 * len(packed):
+                raise ValueError(f"{split} says that it has {total} samples")
+            correct = np.unpackbits(packed, count=total) > 0
+            found[split] = Hits(correct, arrays[f"{split}/checksums"])
+        return found
+
+
+def _check_sizes(content: bytes) -> None:
+    """Refuse an ``.npz`` of arrays that are larger than the file, before any is made."""
+    with zipfile.ZipFile(io.BytesIO(content)) as pack:
+        for info in pack.infolist():
+            with pack.open(info) as file:
+                np.lib.format.read_magic(file)  # what np.savez writes is of version 1.0
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                told = math.prod(shape) * dtype.itemsize
+            stored = info.compress_type == zipfile.ZIP_STORED and info.file_size <= len(content)
+            if not stored or told > info.file_size:
+                raise ValueError(f"{info.filename} says that it has {told} bytes")
+            if info.filename.endswith("/total.npy") and shape:
+                raise ValueError(f"{info.filename} is no number")
 
 
 # -- what the run was made of -------------------------------------------------------------------
@@ -293,13 +315,12 @@ def describe_value(value: Any) -> Any:
     return str(name)  # not repr: it may hold an address in memory
 
 
-def read_provenance(folder: Path) -> dict[str, Any]:
+def read_provenance(run: StoredRun) -> dict[str, Any]:
     """Return what a folder tells of its run; nothing if it has no ``run.json``."""
-    path, config = folder / RUN, folder / CONFIG
-    told = dict(read_json(path)) if path.exists() else {}
-    if not config.exists():
+    told = dict(run.json(RUN)) if RUN in run else {}
+    if CONFIG not in run:
         return told
-    table = read_toml(config)
+    table = run.toml(CONFIG)
     known = {key: table[key] for key in ("seed", "algorithm") if key in table}
     return {**told, **known, "config": table}
 
