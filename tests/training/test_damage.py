@@ -191,6 +191,7 @@ def train_meddled(folder, act):
     clients = ef.simulate(ef.load("fashion-three", train=10, test=5), "logistic", l2=0.01)
     run = RunFolder(folder, clients.names)
     run.create()
+    run.event({"event": "note", "round": 0, "reason": "a line that can be lost"})
     return ef.train(ef.FedAvg(), clients, rounds=4, folder=run, callbacks=[Meddles(act)],
                     progress=False)  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,8 +116,8 @@ class KeyedMemory(ClientVectors):
     def _refuse(self, *_: Any) -> Any:
         raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
 
-    weighted_sum: Any = _refuse
-    squared_norms: Any = _refuse
+    weighted_sum: ClassVar[Any] = _refuse
+    squared_norms: ClassVar[Any] = _refuse
 
 
 def multiply_rows(rows: Vector) -> Vector:

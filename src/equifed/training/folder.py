@@ -52,33 +52,21 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
 
-<<<<<<< HEAD
-    def create(self, overwrite: bool = False, described: bool = False) -> None:
-        """Make the folder with empty tables; refuse one that holds a run.
-
-        ``described``: the folder says already what the new run is made of.
-=======
     def open(self) -> StoredRun:
         """Return the folder opened for reading."""
         return StoredRun(self.path)
 
-    def create(self, overwrite: bool = False, *, described: bool = False) -> None:
+    def create(self, overwrite: bool = False, described: bool = False) -> None:
         """Make the folder with empty tables; refuse one that holds a run.
 
         Nothing of a run that was there is kept; what describes it is, if ``described``: whoever
         calls has replaced it, or does so next.
->>>>>>> b6ad3f59 (One gate reads run folders; a table changed during a run ends it)
         """
         if self.writes:
             refuse_existing(self.path, overwrite)
             self.path.mkdir(parents=True, exist_ok=True)
-<<<<<<< HEAD
-            old = () if described else (tables.CONFIG, tables.RUN, tables.PREPARATION)
-            for name in (*old, *tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS):
-=======
             old = (*tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS)
             for name in old if described else (*old, *tables.DESCRIBED):
->>>>>>> b6ad3f59 (One gate reads run folders; a table changed during a run ends it)
                 (self.path / name).unlink(missing_ok=True)
             for file in self.checkpoints.glob("*"):
                 file.unlink()
@@ -98,7 +86,7 @@ class RunFolder:
         if not (self.path / tables.RUN).exists():
             write_provenance(self.path, told, trained, self.path)
             return
-        known = files.read_sealed(self.path / tables.RUN)
+        known = self.open().sealed(tables.RUN)
         files.write_file(self.path / tables.RUN, files.seal({**known, "ran": told["ran"]}))
 
     def round(self, record: tables.RoundRecord, info: Any = None) -> None:
