@@ -245,7 +245,7 @@ def append_file(folder: Path, name: str, content: bytes, length: int) -> int:
 def changed(path: Path, what: str) -> Changed:
     """Return the error about a file that another hand changed while a run wrote it."""
     return Changed(
-        f"{path} {what}: somebody else changed it during the run. The folder can no longer be "
+        f"{path} {what}: another process changed it during the run. The folder can no longer be "
         "relied on; start the run again in another one."
     )
 
