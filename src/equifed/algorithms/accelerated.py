@@ -17,7 +17,7 @@ from equifed.algorithms.around import (
 )
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector
 from equifed.contract.settings import check_settings
-from equifed.steps.certificate import gap_of_round
+from equifed.steps.certificate import find_feasible, gap_of_round
 
 WORSE = 3.0
 """The proved gap has grown, and a jump is taken back, where it is this many times the last one."""
@@ -141,7 +141,7 @@ class Accelerated(Wrapper):
             return None
         x, weights, losses = np.split(z, [d, d + n])
         assert isinstance(info.proof, Proof)
-        weights = info.proof.objective.prox(weights, 1e-14)  # the nearest in the set
+        weights = find_feasible(info.proof.objective, weights, info.proof.losses)
         return replace(after, x=after.x.new_tensor(x), weights=weights, losses=losses)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 
@@ -18,7 +19,7 @@ def check_settings(given: object, cure: str = "", **allowed: str | tuple[str, ..
         value = getattr(given, name)
         wanted = None if value is None else _find_fault(value, those)
         if wanted is not None:
-            seen = repr(value) if isinstance(those, tuple) else value
+            seen = value if isinstance(value, Real) else repr(value)
             told = f"{type(given).__name__} {name} must {wanted}, got {seen}"
             raise ValueError(f"{told}; {cure}." if cure else f"{told}.")
 
@@ -28,6 +29,8 @@ def _find_fault(value: Any, those: str | tuple[str, ...]) -> str | None:
     if isinstance(those, tuple):
         words = f"be {', '.join(map(repr, those[:-1]))} or {those[-1]!r}"
         return None if value in those else words
+    if not isinstance(value, Real):
+        return "be a number"
     low, high = map(float, those[1:-1].split(","))
     above = value >= low if those[0] == "[" else value > low
     below = value <= high if those[-1] == "]" else value < high

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -134,6 +135,11 @@ def gap_of_round(info: Info, curvature: Curvature | str) -> float | None:
     return found.gap if found.uncapped is None else found.uncapped
 
 
+def find_feasible(objective: Any, weights: Weights, losses: Losses) -> Weights:
+    """Return the nearest weights that an objective allows: a dual step of next to nothing."""
+    return np.asarray(objective.prox(weights, 1e-14 / max(1.0, float(np.abs(losses).max()))))
+
+
 def certify(
     proof: Proof, curvature: Curvature | str, inexact: Inexactness | str | None, lower: float | None
 ) -> tuple[Certificate | str, float | None]:
@@ -148,7 +154,7 @@ def certify(
     if isinstance(inexact, str):
         return inexact, lower
     objective, weights = proof.objective, proof.weights
-    nearest = objective.prox(weights, 1e-14)
+    nearest = find_feasible(objective, weights, proof.losses)
     if not np.abs(nearest - weights).max() <= 1e-7 * max(1.0, float(np.abs(weights).max())):
         return "the weights are not feasible for the objective", lower
     found = certificate(objective, curvature, proof.losses, weights, proof.gradient, inexact)
