@@ -29,7 +29,7 @@ def _find_fault(value: Any, those: str | tuple[str, ...]) -> str | None:
     if isinstance(those, tuple):
         words = f"be {', '.join(map(repr, those[:-1]))} or {those[-1]!r}"
         return None if value in those else words
-    if not isinstance(value, Real):
+    if not issubclass(type(value), Real):
         return "be a number"
     low, high = map(float, those[1:-1].split(","))
     above = value >= low if those[0] == "[" else value > low
