@@ -75,7 +75,7 @@ def measure(**given: Any) -> dict[str, Any]:
     options |= {"features": given["features"], "test": given["test"], "seed": given["seed"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        served = ef.fit(frame, **options)
+        served = ef.fit(frame, keep_own=True, **options)  # R2, as planned
         data = ef.Federation.from_table(frame, **options)
     runs, told = served.runs, served.history
     alone = told.alone

@@ -38,6 +38,9 @@ def fit(
     ] = None,
     test: Annotated[float, typer.Option(help="Share of every client's rows for the test.")] = 0.25,
     seed: Annotated[int, typer.Option(help="Of what is held out.")] = 0,
+    keep_own: Annotated[
+        bool, typer.Option("--keep-own", help="Clients with half the loss alone keep their model.")
+    ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -60,7 +63,8 @@ def fit(
     with resumable(again), console.status("reading the table") as status:
         served = choose(
             table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
-            overwrite=overwrite, tell=lambda what: status.update(f"solving: {what}"),
+            tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
+            overwrite=overwrite,
             features=features, task=guess.task, categorical=guess.categorical,
             numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
         )  # fmt: skip

@@ -41,7 +41,7 @@ GAP, ROUNDS = 1e-6, 60
 FOLDS, SHARE, ENOUGH = 5, 0.2, 10
 """Folds; share of the rows that is held out; with fewer of them at the median client, folds."""
 HALF = 0.5
-"""A client keeps a model of its own where that has at most this share of the chosen one's loss."""
+"""A client may keep its own model where that has at most this share of the chosen one's loss."""
 ALONE, TRIED = "each client alone", "tried"
 
 
@@ -133,7 +133,7 @@ class Choice:
 
 def choose(
     data: Federation, seed: int, folder: Path | None, tell: Callable[[str], None],
-    may_fold: bool = True,
+    may_fold: bool = True, keep_own: bool = False,
 ) -> Choice:  # fmt: skip
     """Try the candidates on held-out rows, and take one."""
     folds, rows = hold_out(data, seed, may_fold)
@@ -150,7 +150,13 @@ def choose(
     notes, l2s, keepers = [], np.full(len(data), L2[-1]), tuple[str, ...]()
     if is_solvable(build_linear(data, *model_for(data))):
         told[ALONE], l2s = choose_alone(trials.score_alone())
-        keepers = find_keepers(data, held, told[ALONE], scores[point])
+        better = find_keepers(data, held, told[ALONE], scores[point])
+        keepers = better if keep_own else ()
+        if better and not keep_own:
+            notes.append(
+                f"Own models of {join_names(better)} have at most half the loss on held-out rows. "
+                "To let such clients keep theirs, fit with keep_own=True (--keep-own)."
+            )
     else:
         notes.append("The model is too large for each client's own one to be solved beside it.")
     notes += describe_clients(data, held)
@@ -190,7 +196,7 @@ def choose_alone(scores: Sequence[Score]) -> tuple[Score, Losses]:
 
 
 def find_keepers(data: Federation, held: Losses, alone: Score, chosen: Score) -> tuple[str, ...]:
-    """Return the clients that keep models of their own."""
+    """Return the clients whose own model has at most half the loss on enough held-out rows."""
     with np.errstate(invalid="ignore"):
         better = (alone.loss <= HALF * chosen.loss) & (held >= ENOUGH)
     one_class = tuple(data.find_one_class())

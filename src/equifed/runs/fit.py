@@ -103,6 +103,7 @@ def fit(
     target: str | None = None,
     test: float = 0.25,
     seed: int = 0,
+    keep_own: bool = False,
     out: str | Path | None = None,
     overwrite: bool = False,
     tell: Callable[[str], None] | None = None,
@@ -112,9 +113,8 @@ def fit(
 
     Tried are one model for the average, fair objectives (chi-square) along a path of strengths, an
     own bias of every client along a path of penalties, and both, each with four penalties. The one
-    with the smallest mean loss of the clients on held-out rows is taken; a client whose own model
-    has at most half the chosen one's loss there keeps its own. It is solved again on all rows but
-    test rows, with a proof; then test rows are read.
+    with the smallest mean loss of the clients on held-out rows is taken. It is solved again on all
+    rows but test rows, with a proof; then test rows are read.
 
     Parameters
     ----------
@@ -126,6 +126,9 @@ def fit(
         Share of every client's rows for the test, where there is no test split.
     seed : int
         Seed of what is held out.
+    keep_own : bool
+        A client whose own model has at most half the loss of the chosen one, on at least 10
+        held-out rows, keeps its own model. Such clients are named in any case.
     out : path, optional
         Folder for the run, its report and what was tried: an interrupted fit that is started again
         with the same folder continues, and ends with the same result.
@@ -151,7 +154,7 @@ def fit(
     untested = replace(federation, test=None)  # no test row is read before the choice is stored
     apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
     random = not (apart or isinstance(data, Federation))
-    choice = choose(untested, seed, folder, tell or (lambda _: None), random)
+    choice = choose(untested, seed, folder, tell or (lambda _: None), random, keep_own)
     if folder is not None:
         write_file(folder / CHOICE, seal(choice.to_dict()))
     served = Served(choice, *finish(federation, choice), seed)
