@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +331,47 @@ def test_events_are_told_by_client_and_shortened() -> None:
     lines = describe_events(history)
     assert lines[0] == "client c0 was left out of 2 round(s), first in round 3: loss is nan"
     assert lines[-1] == "and 20 more clients; see events.jsonl"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="other signals on this system")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_a_signal_saves_the_round_and_says_how_to_resume(
+    config: Any, tmp_path: Path, number: str
+) -> None:
+    """Without a checkpoint of that round: they are written every so many seconds alone."""
+    out, told = tmp_path / "out", "equifed.training.loop.CHECKPOINT_SECONDS = 1e9"
+    code = f"import equifed.training.loop; {told}; from equifed.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "run", str(config(rounds=100_000)), "--out", str(out)]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(600):
+            if (out / "rounds.csv").exists() and (out / "rounds.csv").read_text().count("\n") > 3:
+                break
+            time.sleep(0.1)
+        running.send_signal(getattr(signal, number))
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert f"{number}: the run ends after this round" in said and f"equifed resume {out}" in said
+    rounds = (out / "rounds.csv").read_text().count("\n") - 1
+    assert rounds >= 3
+    assert (out / "checkpoint" / f"{rounds:08d}.json").exists()
+
+
+def test_errors_of_ones_own_code_name_its_line(config: Any, tmp_path: Path) -> None:
+    (tmp_path / "broken_parts.py").write_text(
+        "def model(input_shape, outputs):\n    return {}[input_shape]\n"
+    )
+    model = {"name": "broken_parts.py:model", "loss": "cross_entropy"}
+    result = equifed("run", config(model=model), "--out", tmp_path / "out")
+    assert result.exit_code != 0 and "should not happen" not in result.stderr
+    assert "broken_parts.py, line 2, in model: return {}[input_shape]" in result.stderr
+
+
+@pytest.mark.parametrize("device", ["1.5", "true", "[1]"])
+def test_a_device_is_a_name(config: Any, tmp_path: Path, device: str) -> None:
+    result = equifed("run", config(), "--set", f"engine.device={device}", "--out", tmp_path / "o")
+    assert result.exit_code == 2 and "should not happen" not in result.stderr
+    assert "engine.device" in result.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -110,8 +112,11 @@ class Explaining(TyperGroup):
 @contextmanager
 def resumable(again: str, run: Path | None = None) -> Iterator[None]:
     """Say how to resume what was interrupted: of a run, once there is something to resume."""
+    from equifed.training.interrupts import handle_signals
+
     try:
-        yield
+        with handle_signals():
+            yield
     except KeyboardInterrupt:
         from equifed.training.tables import CONFIG
 
@@ -140,7 +145,20 @@ def _explain(error: Exception) -> tuple[str, int]:
     if of_flower or isinstance(error, ValueError | RunFolderError | OSError):
         return str(error), BAD_INPUT
     unexpected = f"{type(error).__name__}: {error}"
+    if own := _find_own_line(error):
+        return f"{unexpected}\n{own}\nEQUIFED_TRACEBACK=1 shows the rest.", FAILED
     return f"{unexpected}\nThis should not happen; EQUIFED_TRACEBACK=1 shows where.", FAILED
+
+
+def _find_own_line(error: Exception) -> str:
+    """Return where code that is neither ours nor a package's went wrong; "" if none did."""
+    ours = Path(__file__).parents[1]
+    library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.is_relative_to(place) for place in (ours, *library)):
+            return f"{path}, line {frame.lineno}, in {frame.name}: {frame.line}"
+    return ""
 
 
 def _fail(message: str, code: int) -> None:

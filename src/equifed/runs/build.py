@@ -210,10 +210,10 @@ def resolve_algorithm(
 # -- what data, engine or metrics must have, known before anything is trained ------------------
 
 
-def _check_device(device: str) -> None:
+def _check_device(device: Any) -> None:
     try:
         kind = torch.device(device).type
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(
             [f"engine.device: unknown device {device!r}; use 'cpu' or 'cuda'"]
         ) from error

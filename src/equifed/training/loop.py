@@ -19,6 +19,7 @@ from equifed.metrics.metric import Metric, as_metrics
 from equifed.training import events, final_model, play_round
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
+from equifed.training.interrupts import wait_for_round
 from equifed.training.play_round import MissingPolicy, TrainingError
 from equifed.training.tables import FORMAT, describe_value, package_versions
 from equifed.training.trackers import Callback, follow_by_default
@@ -168,9 +169,13 @@ class _Training:
             self._evaluate(0, state, None)
             self._record(0)
             self._save(0, state)
-        while self.kept.stopped is None and done < self.rounds:
-            done += 1
-            state = self._step(done, state)
+        with wait_for_round() as asked:
+            while self.kept.stopped is None and done < self.rounds:
+                done += 1
+                state = self._step(done, state)
+                if asked():
+                    self._save(done, state)
+                    raise KeyboardInterrupt
         return self._end(state)
 
     def _fix_scale(self, x: Vector, resume: bool) -> float | None:
