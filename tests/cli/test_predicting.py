@@ -17,6 +17,8 @@ from typer.testing import CliRunner, Result
 
 import equifed as ef
 from equifed.cli.main import app
+from equifed.cli.model import _write_cells
+from equifed.report import write_card
 from equifed.runs.config import RunConfig
 from equifed.training.files import RunFolderError
 
@@ -260,3 +262,28 @@ def test_folders_that_hold_no_model_say_why(run: Path, tmp_path: Path) -> None:
     (tmp_path / "saved" / "model.safetensors").unlink()
     with pytest.raises(RunFolderError, match="has not ended; resume it with: equifed resume"):
         ef.load_predictor(tmp_path / "saved")
+
+
+def test_a_model_card_shows_names_as_they_are(tmp_path: Path) -> None:
+    """No name of a client is a link, a picture, a cell or a line of its own."""
+    name = "[x](http://a) <img src=b>|`c`\n# d"
+    samples = (np.arange(12.0).reshape(6, 2), [0, 1] * 3)
+    data = ef.Federation.from_clients({name: samples, "south": samples}, classes=2)
+    clients = ef.simulate(data, "logistic", l2=0.1)
+    history = ef.train(ef.FedAvg(), clients, rounds=1, progress=False)
+    config = {"algorithm": {"name": "fedavg"}, "seed": 0,
+              "model": {"name": "logistic", "loss": "cross_entropy", "l2": 0.1}}  # fmt: skip
+    told = {"data": {"name": name, "sha256": "0", "source": {"url": name}}, "versions": {}}
+    shape = {"classes": [name, "b"], "input_shape": [2], "clients": list(history.names)}
+    card = write_card(history, config, told, shape, None)
+    shown = r"\[x\](http://a) \<img src=b\>\|\`c\`\\n# d"
+    assert f"| {shown} |" in card and f"one of the classes {shown}, b" in card
+    assert f"- Url: {shown}" in card and f"- Name: {shown};" in card
+    bare = card.replace(shown, "")
+    assert "img" not in bare and "\n# d" not in bare and "http" not in bare
+
+
+def test_kept_cells_are_no_formulas() -> None:
+    """Numbers stay numbers, signs included; a text that a spreadsheet would compute does not."""
+    cells = ["=1+1", "+1-1", "-2+3", "@SUM(A1)", "-7", "+7"]
+    assert _write_cells(cells) == ["'=1+1", "'+1-1", "'-2+3", "'@SUM(A1)", "-7", "+7"]

@@ -175,3 +175,12 @@ def test_torch_tensors_are_arrays_too():
 
     fed = Federation.from_clients({"a": (torch.ones(2, 3), torch.tensor([0, 1]))})
     assert fed.train.inputs.dtype == np.float32 and fed.classes == 2
+
+
+def test_names_that_look_alike_are_not_two_clients():
+    """An accent is one character or two; a table from two systems has both."""
+    composed, decomposed = "Orl\u00e9ans", "Orle\u0301ans"
+    assert composed != decomposed
+    samples = ([[1.0], [2.0]], [0, 1])
+    with pytest.raises(DataError, match=f"Two clients are called '{composed}'.*two ways"):
+        Federation.from_clients({composed: samples, decomposed: samples}, classes=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
@@ -218,6 +219,9 @@ def check_names(names: Any, classes: int | None, class_names: tuple[str, ...]) -
     if not (isinstance(names, tuple) and names and all(isinstance(n, str) and n for n in names)):
         raise DataError(f"Client names must be a non-empty tuple of texts, got {names!r:.200}.")
     refuse_twice(names, "Client names must differ, got {!r} more than once.")
+    look = [unicodedata.normalize("NFC", name) for name in names]
+    refuse_twice(look, "Two clients are called {!r}, with its accents written in two ways; write "
+                 "them alike if they are one client, or rename one of them.")  # fmt: skip
     check_task(None, classes)
     refuse_any(
         ((classes or 0) > MOST_CLASSES, f"There would be {classes} classes, and a model output for "

@@ -18,6 +18,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from equifed.contract.arrays import show_text
 from equifed.metrics import find_metric
 from equifed.report import svg, tables, text
 from equifed.report.charts import colour, draw_figures, draw_frontier
@@ -217,11 +218,11 @@ def write_card(
 ) -> str:
     """Return the model card of a complete run in Markdown; ``told`` is its ``run.json``."""
     data, model, names = told["data"], config["model"], predictor["classes"]
-    what = "a value" if names is None else f"one of the classes {join_names(names, 12)}"
+    what = "a value" if names is None else f"one of the classes {plain(join_names(names, 12))}"
     task = (
         f"Predicts {what} from {plural(int(np.prod(predictor['input_shape'])), 'feature')} with "
-        f"the model `{model['name']}` (loss `{model['loss']}`, l2 {model['l2']:g}), trained on the "
-        f"data of {plural(len(predictor['clients']), 'client')} ({data['name']})."
+        f"the model {code(model['name'])} (loss {code(model['loss'])}, l2 {model['l2']:g}), trained on the "
+        f"data of {plural(len(predictor['clients']), 'client')} ({plain(data['name'])})."
     )
     parts = {
         "# Model card": [task],
@@ -241,13 +242,13 @@ def _describe_data(
 ) -> list[str]:
     known = () if preparation is None else ("preparation",)  # it is told below
     source = {k: v for k, v in data["source"].items() if v and k not in known}
-    lines = [f"- Name: {data['name']}; SHA-256 `{data['sha256']}`."]
-    lines += [f"- {key.capitalize()}: {value}" for key, value in source.items()]
+    lines = [f"- Name: {plain(data['name'])}; SHA-256 {code(data['sha256'])}."]
+    lines += [f"- {plain(key.capitalize())}: {plain(value)}" for key, value in source.items()]
     if preparation is None:
         return [*lines, "- No preparation is part of the model: samples come as the data had them."]
-    lines.append(f"- Preparation, part of the model: {preparation}.")
-    lines += [f"- Column `{name}` was left out: {why}." for name, why in left_out]
-    return [*lines, f"- Features: {join_names(predictor['feature_names'], 40)}."]
+    lines.append(f"- Preparation, part of the model: {plain(preparation)}.")
+    lines += [f"- Column {code(name)} was left out: {plain(why)}." for name, why in left_out]
+    return [*lines, f"- Features: {plain(join_names(predictor['feature_names'], 40))}."]
 
 
 def _describe_training(
@@ -263,9 +264,9 @@ def _describe_training(
         f"Algorithm: {_settings(algorithm)}",
         f"{plural(history.summary()['rounds'], 'round')} from seed {config['seed']}{which}",
         f"Certificate: {history.describe_certificate() or 'no certificate was computed'}",
-        capital(find_note(history)),
-        capital(describe_own_part(history)),
-        "Versions: " + ", ".join(f"{name} {number}" for name, number in versions.items()),
+        plain(capital(find_note(history))),
+        plain(capital(describe_own_part(history))),
+        "Versions: " + plain(", ".join(f"{n} {number}" for n, number in versions.items())),
     ]
     return [f"- {line}." for line in lines if line]
 
@@ -273,7 +274,7 @@ def _describe_training(
 def _tabulate(history: History) -> list[str]:
     """Return one line per client: its weight and every metric on every split."""
     shown = list(dict.fromkeys((r.split, r.metric) for r in history.metrics))
-    columns = {f"{split} {metric}": history.last(metric, split) for split, metric in shown}
+    columns = {plain(f"{split} {metric}"): history.last(metric, split) for split, metric in shown}
     for told, name in ((history.without_own, "without own part"), (history.alone, "alone")):
         if told is not None:
             columns[f"{told.split} {told.metric} {name}"] = told
@@ -286,7 +287,7 @@ def _tabulate(history: History) -> list[str]:
             for r in columns.values()
         ]
         cells += [f"{weights[i]:.4g}"] if weights is not None else []
-        lines.append([name.replace("|", "\\|"), *cells])
+        lines.append([plain(name), *cells])
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
@@ -299,16 +300,16 @@ def _list_limits(history: History) -> list[str]:
             sign = find_metric(metric).sign
             worst, best = (f(clients, key=lambda name: sign * clients[name]) for f in (min, max))
             lines.append(
-                f"- Served worst by {split} {metric}: {worst} ({clients[worst]:.4g}); best: {best} "
-                f"({clients[best]:.4g})."
+                f"- Served worst by {split} {metric}: {plain(worst)} ({clients[worst]:.4g}); best: "
+                f"{plain(best)} ({clients[best]:.4g})."
             )
         unmeasured = [name for name in history.names if name not in clients]
         if unmeasured:
-            unknown = join_names(unmeasured, 12)
+            unknown = plain(join_names(unmeasured, 12))
             lines.append(f"- Without {split} samples, so not measured: {unknown}.")
         if split == "train":
             lines.append("- Measured on training samples alone: expect worse on new ones.")
-    lines += [f"- {sentence}" for sentence in history.summary()["warnings"]]
+    lines += [f"- {plain(sentence)}" for sentence in history.summary()["warnings"]]
     lines.append(
         "- Nothing is known about clients that took no part, about rows unlike those of training, "
         "and about groups inside clients. `equifed evaluate` measures new labelled rows."
@@ -319,6 +320,16 @@ def _list_limits(history: History) -> list[str]:
 def _settings(table: Any) -> str:
     """Return a table of settings in one line."""
     if not isinstance(table, Mapping):
-        return f"`{table}`"
+        return code(table)
     rest = ", ".join(f"{key} = {value}" for key, value in table.items() if key != "name")
-    return f"`{table.get('name', '')}`" + (f" ({rest})" if rest else "")
+    return code(table.get("name", "")) + (f" ({plain(rest)})" if rest else "")
+
+
+def plain(text: object) -> str:
+    """Return a text of somebody else's that Markdown shows as it is, in one line."""
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", show_text(str(text)))
+
+
+def code(text: object) -> str:
+    """Return a text of somebody else's as code, in one line."""
+    return "`" + show_text(str(text)).replace("`", "'") + "`"
