@@ -221,8 +221,9 @@ def write_card(
     what = "a value" if names is None else f"one of the classes {plain(join_names(names, 12))}"
     task = (
         f"Predicts {what} from {plural(int(np.prod(predictor['input_shape'])), 'feature')} with "
-        f"the model {code(model['name'])} (loss {code(model['loss'])}, l2 {model['l2']:g}), trained on the "
-        f"data of {plural(len(predictor['clients']), 'client')} ({plain(data['name'])})."
+        f"the model {code(model['name'])} (loss {code(model['loss'])}, l2 {model['l2']:g}), "
+        f"trained on the data of {plural(len(predictor['clients']), 'client')} "
+        f"({plain(data['name'])})."
     )
     parts = {
         "# Model card": [task],
