@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.metrics.vectors import vectors
 
+import equifed as ef
 from equifed.contract.streams import Stream
 from equifed.engines.evaluate import SampleScores
 from equifed.metrics import (
@@ -116,6 +117,32 @@ def test_metrics_by_client_and_by_group_agree_with_fairlearn():
         for name in names:
             found = METRICS[name].measure(part.targets, part.answer(METRICS[name].needs))
             assert found == pytest.approx(row[name], abs=1e-12), (client, group, name)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_history_becomes_a_frame_of_fairlearn(grouped):
+    fairlearn = pytest.importorskip("fairlearn.metrics")
+    draw = np.random.default_rng(0)
+    clients = {}
+    for name, size in {"a": 20, "b": 31}.items():
+        x = draw.normal(size=(size, 2))
+        sex = [draw.choice(["f", "m"], size)] if grouped else []
+        clients[name] = x, np.where(x[:, 0] > 0, "yes", "no"), *sex
+    data = ef.Federation.from_clients(clients, test=clients)
+    algorithm = ef.FedAvg(local=ef.LocalSGD(steps=5, lr=0.1))
+    engine = ef.simulate(data, "logistic", own="bias")
+    history = ef.train(algorithm, engine, rounds=2, evaluate=["test"])
+    frame = history.to_metric_frame(
+        data, {"accuracy": BINARY["accuracy"][0], "count": fairlearn.count}
+    )
+    counts, hits = frame.by_group["count"], frame.by_group["accuracy"] * frame.by_group["count"]
+    level = "client" if grouped else frame.by_group.index.names
+    assert counts.groupby(level=level).sum().to_dict() == {"a": 20, "b": 31}
+    found = (hits.groupby(level=level).sum() / counts.groupby(level=level).sum()).to_dict()
+    assert found == pytest.approx(history.per_client("accuracy", "test"))
+    assert ("group" in frame.by_group.index.names) == grouped
+    with pytest.raises(ValueError, match="no 'validation' split; there is train, test"):
+        history.to_metric_frame(data, {}, "validation")
 
 
 @pytest.mark.parametrize("name", ["auroc", "recall", "f1", "precision"])

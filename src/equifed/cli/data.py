@@ -1,4 +1,4 @@
-"""The commands that look around: ``list`` and ``data``."""
+"""The commands that look around: ``list``, ``schema`` and ``data``."""
 
 from __future__ import annotations
 
@@ -127,6 +127,13 @@ def list_names(
         _show_entry(section, name, json)
     else:
         _show_sections([section] if section else list(SECTIONS), json)
+
+
+def schema() -> None:
+    """Print the JSON schema of configuration files, for editors that complete and check TOML."""
+    from equifed.runs.json_schema import make_schema
+
+    print_json(make_schema())
 
 
 def _show_sections(names: list[str], json: bool) -> None:

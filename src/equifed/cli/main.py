@@ -26,6 +26,7 @@ for command in (
 ):  # fmt: skip
     app.command()(command)
 app.command(name="list")(data.list_names)
+app.command()(data.schema)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower_app, name="flower")
 

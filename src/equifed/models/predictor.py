@@ -17,7 +17,7 @@ from equifed.data.arrays import is_frame
 from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
-from equifed.data.split import DataError, refuse
+from equifed.data.split import DataError, Split, refuse
 from equifed.models.losses import FittedLoss, base_loss, fitted_loss
 from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of
 
@@ -283,6 +283,16 @@ class Predictor:
             module = self.module_for(name) if name in self.clients else self.module
             parts.append(self.run_module(module, features[mine]))
         return np.concatenate(parts)[np.argsort(np.concatenate(list(groups.values())))]
+
+    def compare_split(self, split: Split, names: Sequence[str]) -> tuple[Array, Array, Array]:
+        """Return owner, target and prediction of every sample of a split, in the target's unit."""
+        owners = np.repeat(np.asarray(names), split.sizes)
+        outputs = self.answer_owners(split.inputs, owners.tolist())
+        if self.classes is None:
+            targets = self.in_units(split.targets)
+            return owners, targets, self.in_units(outputs).reshape(targets.shape)
+        known = np.asarray(self.classes)
+        return owners, known[split.targets], self.name_likeliest(class_scores(outputs))
 
     def run_module(self, module: nn.Module, features: Array) -> Array:
         """Return the outputs of a module for prepared rows in float64, shape (rows, outputs)."""

@@ -291,6 +291,22 @@ class History:
         """
         return show.tabulate_history(self, self.method)
 
+    def to_metric_frame(self, data: Any, metrics: Any, split: str = "test") -> Any:
+        """Return fairlearn's ``MetricFrame`` of the final model with the client as the group.
+
+        ``data`` is the :class:`equifed.Federation`, ``metrics`` are as for ``MetricFrame``. Where
+        samples have groups (``report_by``) they are a control feature, ``group``.
+        """
+        held, frame = data.splits(), importlib.import_module("fairlearn.metrics").MetricFrame
+        if split not in held:
+            raise ValueError(f"The data have no {split!r} split; there is {', '.join(held)}.")
+        owners, targets, found = self.predictor().compare_split(held[split], data.names)
+        groups = held[split].groups
+        return frame(
+            metrics=metrics, y_true=targets, y_pred=found, sensitive_features={"client": owners},
+            control_features=None if groups is None else {"group": groups},
+        )  # fmt: skip
+
     def plot(self, metric: str | None = None, split: str | None = None, ax: Any = None) -> Any:
         """Draw a metric over the rounds (matplotlib) and return the axes.
 
