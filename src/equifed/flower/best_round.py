@@ -22,7 +22,7 @@ from equifed.training.history import History
 from equifed.training.tables import MetricRecord
 
 
-class BestRound(Strategy):  # type: ignore[misc]
+class BestRound(Strategy):
     """A Flower strategy that ends with the model of the round that served the worst site best.
 
     Everything else is what ``strategy`` does. A round counts if every site that has ever answered
