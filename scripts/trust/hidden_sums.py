@@ -53,7 +53,7 @@ WORK = LocalSGD(lr=0.1, steps=3, batch_size=5)
 CASES: dict[str, Any] = {
     name: cases.CASES[f"{name}/plain"]
     for name in ALGORITHMS
-    if name not in (*NEED_GRAM, "remembering")  # which are refused
+    if name not in (*NEED_GRAM, "fair-newton", "remembering")  # which are refused
 } | {
     "scaffold stored": Scaffold(WORK),
     "scaffold stored-gradient": Scaffold(WORK, variates="stored-gradient"),

@@ -12,6 +12,7 @@ from tests.conformance import cases as conformance
 from tests.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 
 from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.rfedfair import RFedFair
@@ -91,10 +92,20 @@ def test_inner_products_of_updates_are_refused(name: str, tmp_path: Path) -> Non
         train(conformance.CASES[f"{name}/plain"], clients, rounds=1)
 
 
-def test_a_table_of_vectors_is_refused_where_sums_are_hidden(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (CASES["remembering"], "their sums are hidden from the server"),
+        (FairNewton(ChiSquare(0.5)), "inner products of the clients' gradients are hidden"),
+    ],
+    ids=["remembering", "fair-newton"],
+)
+def test_what_needs_vectors_is_refused_where_sums_are_hidden(
+    algorithm: Any, message: str, tmp_path: Path
+) -> None:
     clients = flower_clients(memory_grid(convex(), task(), tmp_path), task(), hidden=SecureSums())
-    with pytest.raises(ValueError, match="their sums are hidden from the server"):
-        train(CASES["remembering"], clients, rounds=1)
+    with pytest.raises(ValueError, match=message):
+        train(algorithm, clients, rounds=1)
 
 
 def test_a_server_that_started_anew_fills_its_table_again(tmp_path: Path) -> None:

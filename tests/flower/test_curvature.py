@@ -141,6 +141,17 @@ def test_hidden_gradients_are_not_compared(grid: MemoryGrid) -> None:
     assert "hidden from the server" in str(clients.inner_products(gradients, multiply_rows))
 
 
+def test_a_sum_of_curvature_that_stays_closed_is_the_one_that_was_opened(tmp_path: Path) -> None:
+    """With a member fewer it would show who that is; another form of it stands in for nothing."""
+    clients = flower_clients(memory_grid(convex(5), task(), tmp_path), task(), hidden=SecureSums())
+    x, fewer = torch.zeros(clients.model.size, dtype=torch.float64), clients.subset([0, 1, 2, 3])
+    whole = clients.curvature_sum(x, np.full(5, 0.2), "diagonal")
+    found = fewer.curvature_sum(x, np.full(4, 0.25), "diagonal")
+    assert isinstance(whole, CurvatureSum) and isinstance(found, CurvatureSum)
+    torch.testing.assert_close(found.blocks, whole.blocks, rtol=1e-12, atol=0)
+    assert "cannot be opened" in str(fewer.curvature_sum(x, np.full(4, 0.25), "blocks"))
+
+
 # -- bounds that every client tells of itself ----------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -448,18 +449,18 @@ def split_of(
 def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "sites")
     run(grid, deliver=True)
-    identity = Request.from_records(grid.sent[0].content).run
-    x = next(
-        Request.from_records(m.content).arrays["x"]
+    honest = next(
+        Request.from_records(m.content)
         for m in grid.sent
         if m.metadata.message_type == VERBS["deliver"].message
     )
+    x = honest.arrays["x"]
     for args, message in (
         ({"sha256": digest(x + 1), "files": {}}, "changed on its way"),
         ({"sha256": digest(x), "files": {"../x": ""}}, "other files are delivered"),
         ({"sha256": digest(x), "files": {"card.md": 3}}, "is no text"),
     ):
-        request = Request("deliver", identity, "d", 0, args, {"x": x})
+        request = replace(honest, client=0, args={**honest.args, **args})
         (sent,) = grid.push_messages([Message(request.to_records(), 100, VERBS["deliver"].message)])
         told = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
         assert told.error == "request" and message in told.text

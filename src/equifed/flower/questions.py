@@ -122,10 +122,14 @@ class FlowerQuestions(Messenger):
         self, requests: Requests, wanted: Sum, like: CurvatureSum, thin: Vector | None
     ) -> Tensor | str:
         reason = self.ledger.refuse(wanted)
-        if reason is not None:
-            return f"the sum of the clients' curvature cannot be opened: {reason}"
         size = pack_blocks(like.blocks, thin is not None).numel()
-        packed = self.open_sum(wanted, requests, "curvature", size=size)
+        packed = None if thin is not None else self.ledger.stand_in(wanted, size)
+        if reason is None:
+            packed = self.open_sum(wanted, requests, "curvature", size=size)
+        elif packed is None:
+            return f"the sum of the clients' curvature cannot be opened: {reason}"
+        else:
+            self.ledger.notes.append(f"{reason}: the curvature is that of the sum opened before")
         total = unpack_blocks(packed, like.blocks.shape, thin is not None)
         wrong = check_curvature(total + _rounding(total), thin=thin)
         return total if wrong is None else f"somebody's curvature is none: the sum's {wrong[4:]}"

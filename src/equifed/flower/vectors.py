@@ -95,11 +95,10 @@ class FlowerVectors(ClientVectors):
 
     def _model(self) -> Tensor:
         if self.x is None:
-            names, here = self.messenger.members.names, set(self.messenger.index.tolist())
-            gone = ", ".join(name for i, name in enumerate(names) if i not in here) or "nobody"
             raise PrivacyError(
                 "What clients keep of earlier rounds is not summed where sums are hidden: taken "
-                f"from the sum of that round it would show those who are missing now ({gone}). "
+                "from the sum of that round it would show those who are missing now "
+                f"({self._name_missing() or 'nobody'}). "
                 "Resume when they are back, let the run wait for them with on-missing = 'wait', "
                 "or use an algorithm that sums nothing kept: DRFA, SCAFF-PD."
             )
@@ -126,10 +125,22 @@ class FlowerVectors(ClientVectors):
                 "the weights (CVaR, or a chi-square penalty), let more clients take part, or give "
                 "up hidden sums with privacy = 'none'."
             )
+        gone = self._name_missing()
+        cure = (
+            f"those who are missing now ({gone}). Resume when they are back, or let the run wait "
+            "for them with on-missing = 'wait'."
+            if gone
+            else "those who were missing before. Start the run again."
+        )
         raise PrivacyError(
             f"A sum of the clients' {self.kind}s cannot be opened: {reason}, and the difference "
-            "would show single clients. Resume when those who are missing are back."
+            f"would show {cure}"
         )
+
+    def _name_missing(self) -> str:
+        here = set(self.messenger.index.tolist())
+        names = self.messenger.members.names
+        return ", ".join(name for i, name in enumerate(names) if i not in here)
 
     @override
     def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:

@@ -88,12 +88,15 @@ class Ledger:
         self.sums = [*self.sums[-REMEMBERED + 1 :], opened]
         self._totals = [*self._totals[-TOTALS + 1 :], (opened, total)]
 
-    def stand_in(self, wanted: Sum) -> Tensor | None:
-        """Return the nearest combination of opened sums of the same vectors; None without any."""
+    def stand_in(self, wanted: Sum, size: int | None = None) -> Tensor | None:
+        """Return the nearest combination of opened sums of the same vectors; None without any.
+
+        ``size`` tells vectors of one kind apart that have several forms.
+        """
         held = [
             (s.row, total)
             for s, total in self._totals
-            if (s.kind, s.model) == (wanted.kind, wanted.model)
+            if (s.kind, s.model) == (wanted.kind, wanted.model) and size in (None, total.numel())
         ]
         if not held:
             return None
