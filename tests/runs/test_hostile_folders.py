@@ -563,3 +563,14 @@ def test_only_the_gate_opens_files_of_a_run() -> None:
 )  # fmt: skip
 def test_the_scan_sees_openings(line: str) -> None:
     assert find_openings(f"x = {line}") == [1]
+
+
+@pytest.mark.parametrize("link", ["tried/alone-0.json", "tried", "rounds.csv"])
+def test_a_fit_reads_and_writes_through_no_link(tmp_path: Path, secret: Path, link: str) -> None:
+    out = tmp_path / "fitted"
+    (out / link).parent.mkdir(parents=True)
+    (out / link).symlink_to(secret)
+    table = draw_table(80)
+    with pytest.raises(RunFolderError, match=r"symbolic link"):
+        ef.fit(table, client="site", target="ill", out=out)
+    assert secret.read_text() == SECRET

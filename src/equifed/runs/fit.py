@@ -13,7 +13,7 @@ from equifed.data.split import DataError
 from equifed.models.predictor import Predictor
 from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
 from equifed.runs.outcome import finish, tabulate
-from equifed.training.files import seal, write_file
+from equifed.training.files import refuse_links, seal, write_file
 from equifed.training.folder import refuse_existing
 from equifed.training.history import History
 
@@ -190,6 +190,7 @@ def read_data(
 
 def _open(folder: Path, overwrite: bool) -> None:
     """Make the folder, or refuse one that holds something else."""
+    refuse_links(folder)  # what was tried, and is read again, may come from somebody else
     refuse_existing(folder, overwrite)
     if overwrite:
         for file in (folder / TRIED).glob("*.json"):
