@@ -20,6 +20,7 @@ from scripts.trust.questions import (
 )
 from tests.conformance import cases as conformance
 from tests.flower.grid import QUICK, convex
+from tests.flower.test_secure import tampering
 from tests.flower.test_tables import TABLE, make_grid, run
 from typer.testing import CliRunner
 
@@ -33,6 +34,7 @@ from equifed.flower.memory import Memory
 from equifed.flower.node import serve_site
 from equifed.flower.plan import pack_plan, read_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
+from equifed.flower.secure.session import Epoch
 from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Policy, SiteError
@@ -115,14 +117,32 @@ def test_a_plan_waits_until_a_site_approves_it(
     assert run_federation(grid, config, given).rounds[-1].round == 3
 
 
-def test_only_listed_sites_with_their_keys_take_part(tmp_path: Path) -> None:
+def make_members(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the settings of four nodes with keys, and the lines of their public halves."""
     more: dict[str, dict[str, Any]] = {}
     lines = []
     for who in ("North", "South", "East", "West"):
-        private, public = make_node_key(tmp_path / "keys", who)
+        private, public = make_node_key(folder / "keys", who)
         more[who] = {"node-key": str(private)}
         lines.append(f"{public.read_text().strip()} {who}\n")
-    (tmp_path / "members").write_text("".join(lines))
+    (folder / "members").write_text("".join(lines))
+    return more, lines
+
+
+def test_keys_of_hidden_sums_are_signed_by_the_members_of_the_plan(tmp_path: Path) -> None:
+    """Sites without ``peers`` refuse keys that the server made as well."""
+    more, config = make_members(tmp_path)[0], AppConfig.from_dict(TABLE)
+    given = settings(tmp_path, privacy="secure")
+    plan = make_plan(config, given, read_key_file(tmp_path / "members"))
+    grid = make_grid(tmp_path / "sites", more=more)
+    mine = Epoch("server", 2, b"s" * 32, 16).publish().to_dict()
+    grid.tamper = tampering(-1, "query.keys", lambda numbers: {**numbers, **mine})
+    with pytest.raises(StartError, match="are not signed by the key that this site"):
+        run_federation(grid, config, replace(given, plan=pack_plan(sign_plan(plan, KEY))))
+
+
+def test_only_listed_sites_with_their_keys_take_part(tmp_path: Path) -> None:
+    more, lines = make_members(tmp_path)
     members, config = read_key_file(tmp_path / "members"), AppConfig.from_dict(TABLE)
     plan = make_plan(config, settings(tmp_path), members)
     given = settings(tmp_path, plan=pack_plan(sign_plan(plan, KEY)))

@@ -19,7 +19,7 @@ from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.matrices import pack_metric, pack_tensor
 from equifed.flower.messenger import Messenger, Requests
-from equifed.flower.secure.ledger import PrivacyError, Sum
+from equifed.flower.secure.ledger import LEAST_MEMBERS, PrivacyError, Sum
 from equifed.flower.wire import Reply, Sent, WireError, expect_number
 
 Remake = Callable[[Messenger], None]
@@ -119,15 +119,15 @@ class FlowerVectors(ClientVectors):
         return found
 
     def _explain(self, wanted: Sum, reason: str) -> NoReturn:
-        if len(wanted.members) < 2 or "nearly so" in reason:
+        if len(wanted.members) < LEAST_MEMBERS or "nearly so" in reason:
             raise PrivacyError(
-                f"This sum would be one client's vector ({reason}). Use an objective with a cap on "
-                "the weights (CVaR, or a chi-square penalty), let more clients take part, or give "
-                "up hidden sums with privacy = 'none'."
+                f"This sum would show one client's vector ({reason}). Use an objective with a cap "
+                "on the weights (CVaR, or a chi-square penalty), let more clients take part, or "
+                "give up hidden sums with privacy = 'none'."
             )
         gone = self._name_missing()
         cure = (
-            f"those who are missing now ({gone}). Resume when they are back, or let the run wait "
+            f"those who take no part now ({gone}). Resume when they are back, or let the run wait "
             "for them with on-missing = 'wait'."
             if gone
             else "those who were missing before. Start the run again."

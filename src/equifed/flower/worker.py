@@ -51,6 +51,7 @@ from equifed.flower.wire import (
 from equifed.metrics.metric import as_metrics
 from equifed.models.curvature import known_curvature
 from equifed.models.own_part import fit_new_client
+from equifed.training.signing import PublicKey
 from equifed.training.tables import package_versions
 
 log = logging.getLogger("equifed")
@@ -432,7 +433,12 @@ class Worker:
         return Masking(self.memory, self.args["mask"], self.request.client, *given)
 
     def _signer(self) -> Signer:
-        return Signer(self.client.identity, self.request.run, self.client.name)
+        """Return who signs here, and checks others against the plan's members: no site beside."""
+        identity, plan = self.client.identity, self.account and self.account.plan
+        if plan and plan.members:
+            members = {name: PublicKey(line, name) for name, line in plan.members.items()}
+            identity = replace(identity, peers=members)
+        return Signer(identity, self.request.run, self.client.name)
 
     def _sent(self, name: str) -> torch.Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))
