@@ -186,6 +186,8 @@ def main() -> None:
     parser.add_argument("--horizon", type=float, default=4.0, help="of SCAFF-PD's steps")
     parser.add_argument("--objective", choices=list(OBJECTIVES), help="this one alone")
     asked = parser.parse_args()
+    for name in (name for name in asked.problems if name not in PROBLEMS):
+        parser.error(f"unknown problem {name!r}; there are {', '.join(PROBLEMS)}")
     steps = AutoSteps(horizon=asked.horizon)
     clock, unit = (time.perf_counter, "") if asked.wall else (time.process_time, "CPU ")
     print(f"rounds / exchanges / MB / {unit}seconds to a certified relative gap of", *LEVELS)

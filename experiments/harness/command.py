@@ -12,25 +12,11 @@ from typing import Any
 from rich.console import Console
 
 from equifed.runs import apply_override, unknown
-from experiments.harness.choice import stored_edges
-from experiments.harness.experiment import EXPERIMENTS, ROOT, Outcome, Table, definition
-from experiments.harness.plan import Standing, find_broken
+from experiments.harness.edges import stored_choices
+from experiments.harness.experiment import EXPERIMENTS, Outcome
+from experiments.harness.page import PAGE, name_standing, page, read_record
+from experiments.harness.plan import find_broken
 from experiments.harness.running import reproduce
-
-PAGE = ROOT.parent / "docs" / "reproductions.md"
-HEAD = """# Reproductions
-
-What the papers publish and what this library measures, side by side. This page is made from the
-stored results by `python -m experiments page`; every number comes from `experiments/NAME/results`,
-which names the command and the versions (before version 0.2 `python -m experiments run` was
-`equifed reproduce`). Run one yourself from a clone with `python -m experiments run NAME`, or its
-short form with `--quick`. "Agree" is a test in code (`experiments/NAME/run.py` and
-`experiments/harness`); where it says no, the experiment's README says why as far as we know.
-
-Results are *confirmatory* where a plan was committed before the first run (`python -m experiments
-plans` checks it). All others are *exploratory*: tables were looked at and made again before they
-were stored.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,31 +78,22 @@ def _edges(given: argparse.Namespace) -> bool:
     """Print the chosen settings with nothing tried beyond them; tell whether there are any."""
     for name in (name for name in given.names if name not in EXPERIMENTS):
         raise ValueError(unknown("experiment", name, EXPERIMENTS))
-    found = stored_edges(given.names)
+    judged = stored_choices(given.names)
+    found = [one for one in judged if one.at_edge]
     print("\n".join(map(str, found)) or "No chosen setting lies at the edge of what was tried.")
+    print(f"{len(judged)} chosen settings of {len({one.experiment for one in judged})} experiments "
+          f"were judged, {len(found)} lie at an edge.")  # fmt: skip
     return bool(found)
 
 
 def _plans(given: argparse.Namespace) -> bool:
     """Print which results are confirmatory; tell whether one is so without reason."""
-    stored = {name: record for name in EXPERIMENTS if (record := _stored(name))}
+    stored = {name: record for name in EXPERIMENTS if (record := read_record(name))}
     for name, record in stored.items():
-        print(f"{name}: {_standing(record)}")
+        print(f"{name}: {name_standing(record)}")
     broken = find_broken(stored)
     print("\n".join(broken) or "Confirmatory results have the plan that they were made by.")
     return bool(broken)
-
-
-def _stored(name: str) -> dict[str, Any] | None:
-    """Return the stored record of an experiment, if there is one."""
-    path = ROOT / name / "results" / "results.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def _standing(record: dict[str, Any]) -> str:
-    """Say what stored results are; those of former versions were not planned."""
-    told = record.get("standing")
-    return "exploratory" if told is None else Standing(**told).word
 
 
 def _page(given: argparse.Namespace) -> None:
@@ -131,29 +108,3 @@ def outcome_lines(outcome: Outcome, folder: Path) -> list[str]:
         lines.append("    agree: " + ("yes" if one.agrees else "NO" + (one.why and f", {one.why}")))
     lines += [f"failed: {problem}" for problem in outcome.problems]
     return [*lines, f"results: {folder / 'results'}, figures: {folder / 'figures'}"]
-
-
-def page() -> str:
-    """Return the page about the stored results of all experiments."""
-    parts = [HEAD.rstrip()]
-    for name, one in EXPERIMENTS.items():
-        parts.append(f"## {name}")
-        parts.append(f"{one.title} ({one.paper}). [Discussion](../experiments/{name}/README.md).")
-        record = _stored(name)
-        if record is None:
-            parts.append("**Built, but the project has stored no results of it yet.**")
-            continue
-        parts += [f"**Not run yet**: {row}." for row in definition(name).get("not_run_yet", [])]
-        parts += _measured(record)
-    return "\n\n".join(parts) + "\n"
-
-
-def _measured(record: dict[str, Any]) -> list[str]:
-    versions = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
-    rows = [
-        (c["claim"], c["source"], c["measured"], "yes" if c["agrees"] else "**no**", c["why"])
-        for c in record["checks"]
-    ]
-    table = Table("", ("published", "where", "measured", "agree", "note"), rows)
-    made = f"`{record['command']}` ({versions}); {_standing(record)}."
-    return [made, table.markdown()]

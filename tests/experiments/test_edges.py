@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from experiments.harness.choice import find_edges, read_tries, stored_edges
 from experiments.harness.command import main
+from experiments.harness.edges import find_edges, judge, read_tries, stored_choices
 from experiments.harness.experiment import EXPERIMENTS, Table
 
 COLUMNS = ("method", "settings", "score", "")
@@ -58,16 +58,49 @@ def test_other_tables_have_no_tries(tmp_path: Path) -> None:
 
 
 def test_the_command_names_what_is_stored(capsys: pytest.CaptureFixture[str]) -> None:
-    by_name = {name: stored_edges([name]) for name in EXPERIMENTS}
-    with_edges = next((name for name, found in by_name.items() if found), None)
-    without = next(name for name, found in by_name.items() if not found)
+    judged = {name: stored_choices([name]) for name in EXPERIMENTS}
+    assert sum(map(len, judged.values())) > 500
+    assert judged["own-hospitals"] and judged["own-shift"]
+    without = next(name for name, found in judged.items() if not any(j.at_edge for j in found))
     assert main(["edges", without]) == 0
     assert "No chosen setting" in capsys.readouterr().out
-    if with_edges is not None:
-        assert main(["edges", with_edges]) == 1
-        shown = capsys.readouterr().out.splitlines()
-        assert shown == [str(one) for one in by_name[with_edges]]
+    assert main(["edges", "own-hospitals"]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    edges = [str(one) for one in judged["own-hospitals"] if one.at_edge]
+    count = len(judged["own-hospitals"])
+    assert shown == [*edges, f"{count} chosen settings of 1 experiments were judged, "
+                     f"{len(edges)} lie at an edge."]  # fmt: skip
+    assert len(edges) == sum("Hungary" in one for one in edges) == 5
     assert main(["edges", "no-such"]) == 2
+
+
+def test_counts_are_judged_against_the_values_of_the_definition(tmp_path: Path) -> None:
+    path = tmp_path / "chosen.csv"
+    path.write_text('method,A,B\nshared,"0.1: 2, 1: 8","0.1: 9"\n', encoding="utf-8")
+    told = {"l2": [0.01, 0.1, 1.0]}
+    found = judge("x", read_tries(path, told))
+    assert [(j.method, j.setting, j.value, j.at_edge) for j in found] == [
+        ("shared, A", "l2", 1.0, True), ("shared, B", "l2", 0.1, False)
+    ]  # fmt: skip
+
+
+def test_what_each_seed_chose_is_judged_by_the_median_seed(tmp_path: Path) -> None:
+    path = tmp_path / "chosen.csv"
+    rows = [(0.1, 5), (0.1, 20), (0.2, 20)]
+    lines = [f"a,{seed},{lr},{last}" for seed, (lr, last) in enumerate(rows)]
+    path.write_text("\n".join(["method,seed,lr,round", *lines]), encoding="utf-8")
+    told = {"lr": [0.05, 0.1, 0.2], "training": {"rounds": 20, "every": 5}}
+    found = judge("x", read_tries(path, told))
+    assert [(j.setting, j.value, j.at_edge) for j in found] == [
+        ("lr", 0.1, False), ("round", 20.0, True)
+    ]  # fmt: skip
+
+
+def test_a_table_of_choices_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "choices.csv"
+    path.write_text("who,what\na,b\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"choices.csv is named .* \(who, what\)"):
+        read_tries(path)
 
 
 @pytest.mark.parametrize(("limits", "edges"), [({}, 1), ({"tails": [0.25, 1.0]}, 0)])
@@ -80,4 +113,4 @@ def test_a_definition_may_name_limits_of_its_own(
     stored(results, rows)
     record = json.dumps({"settings": {"limits": limits}})
     (results / "results.json").write_text(record, encoding="utf-8")
-    assert len(stored_edges(["four"], tmp_path)) == edges
+    assert sum(one.at_edge for one in stored_choices(["four"], tmp_path)) == edges

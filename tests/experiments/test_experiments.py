@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.harness.choice import alternatives, combinations, variant_of
-from experiments.harness.command import page
 from experiments.harness.exact import Quadratics, projection_slope, solve, solve_in_box
 from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
+from experiments.harness.page import judge, page, read_record, summarise
 from experiments.harness.running import configured, reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -279,6 +279,26 @@ def test_the_page_is_made_from_the_stored_results() -> None:
             assert f"**Not run yet**: {row}" in written
         if path.exists():  # else the page says that there is nothing stored yet
             assert f"`{json.loads(path.read_text(encoding='utf-8'))['command']}`" in written
+
+
+def test_the_summary_is_short_and_counts_every_check() -> None:
+    rows = summarise().rows
+    assert len(rows) <= 20
+    counted = sum(int(str(cell)) for row in rows for cell in row[2:5])
+    assert counted == sum(
+        len((read_record(name) or {"checks": []})["checks"]) for name in EXPERIMENTS
+    )
+
+
+def test_a_claim_that_holds_on_other_data_is_no_plain_yes() -> None:
+    tweets = {"agrees": True, "source": "RC-FL, Table 1, Sent140 (tweets there, roles here)"}
+    assert judge("rc-shakespeare", tweets) == "order only, other data"
+    assert judge("rc-shakespeare", {**tweets, "agrees": False}) == "**no**"
+    assert judge("ia-points", tweets) == "yes"
+    for name in EXPERIMENTS:  # every rule is about a check that is stored
+        sources = [one["source"] for one in (read_record(name) or {"checks": []})["checks"]]
+        for words in definition(name).get("other", {}):
+            assert any(words in source for source in sources), (name, words)
 
 
 def test_every_experiment_has_a_readme_and_its_figures_are_svg() -> None:
