@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from equifed.flower.app import measure_model, run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.client import make_client_app
 from equifed.flower.handshake import StartError
-from equifed.flower.memory import Memory, digest, find_memories
+from equifed.flower.memory import Memory, digest, find_memories, write_private
 from equifed.flower.site_table import SiteTable
 from equifed.flower.wire import VERBS, Reply, Request
 from equifed.models import architectures
@@ -483,3 +484,56 @@ def test_old_memories_are_found_and_others_left_alone(tmp_path: Path) -> None:
     told = CliRunner().invoke(flower_cli, ["clean", str(root), "--yes"])
     assert "deleted" in told.output and not old.folder.exists()
     assert sorted(path.name for path in root.iterdir()) == ["audit.jsonl", "plans", "results"]
+
+
+def headless(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.rename(columns={c: str(v) for c, v in rows.iloc[0].items()})
+
+
+def unnamed(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    rows = rows.assign(when=range(len(rows)))
+    return rows.drop(columns="age") if who == "South" else rows
+
+
+def strange(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Give a category to the rows of the test split alone."""
+    ward = [*rows["ward"][:-12], *["secret"] * 12]
+    return rows.assign(ward=ward if who == "South" else rows["ward"], when=range(len(rows)))
+
+
+AGREED = {
+    **TABLE["data"],
+    "features": ["age", "ward"],
+    "prepare": {"unknown": "error"},
+    "time": "when",
+}
+UNUSABLE: dict[Change, str] = {
+    headless: "data: its .* column.*line of column names.*Repair the data",
+    unnamed: r"South: data: its table has no column 'age'; \[columns\] in site.toml says",
+    strange: "South: data: its column 'ward' has a category that no training row has",
+}
+
+
+@pytest.mark.parametrize("change", UNUSABLE, ids=lambda change: change.__name__)
+def test_an_unusable_table_is_told_to_the_operator_without_its_values(
+    change: Change, tmp_path: Path
+) -> None:
+    grid = make_grid(tmp_path / "sites", {**TABLE, "data": AGREED}, change)
+    with pytest.raises(StartError, match=UNUSABLE[change]) as caught:
+        run(grid, table={**TABLE, "data": AGREED})
+    values = hospitals().astype(str)
+    assert "secret" not in str(caught.value)
+    assert not any(v in str(caught.value) for v in values["admitted"])
+
+
+def test_a_site_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes, sync: bool = False) -> None:
+        if "sites" not in path.parts:
+            return write_private(path, content, sync)
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("equifed.flower.memory.write_private", full)
+    told = "no space is left on the disk in hello.*Make room on that site's disk"
+    with pytest.raises(StartError, match=told) as caught:
+        run(make_grid(tmp_path / "sites"))
+    assert str(tmp_path) not in str(caught.value)

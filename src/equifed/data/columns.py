@@ -192,7 +192,8 @@ def read_numbers(
         cure = "correct it, leave it empty if not known, or list the column in categorical."
         raise DataError(
             f"Column {name!r} is not numeric (it has {text!r:.60}{place}); "
-            f"{explain_comma(text) if DECIMAL_COMMA.fullmatch(text) else cure}"
+            f"{explain_comma(text) if DECIMAL_COMMA.fullmatch(text) else cure}",
+            f"its column {name!r:.60} is not numeric",
         )
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
@@ -407,4 +408,4 @@ def naming(client: str) -> Iterator[None]:
     except DataError as error:
         text = str(error)
         told = f"Client {client!r}: {text[0].lower()}{text[1:]}" if client else text
-        raise DataError(told) from None
+        raise DataError(told, error.told) from None

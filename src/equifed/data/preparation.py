@@ -230,15 +230,14 @@ class CategoryColumn:
         gaps = np.array([t is None for t in texts])
         new = np.array([t not in known for t in texts]) & ~(gaps & self.indicator)
         if self.unknown == "error":
-            refuse(
-                np.flatnonzero(new),
-                lambda k: (
+            for k in np.flatnonzero(new):
+                raise DataError(
                     f"Column {self.name!r}: row {k + 1} holds "
                     f"{'nothing' if texts[k] is None else repr(texts[k])}, which is none of the "
                     f"categories {', '.join(self.categories[:12])}; correct it, or fit with "
-                    "unknown='other'."
-                ),
-            )
+                    "unknown='other'.",
+                    f"its column {self.name!r:.60} has a category that no training row has",
+                )
         marks = [*([new] if self.other else []), *([gaps] if self.indicator else [])]
         hot = one_hot([t if t in known else "" for t in texts], self.categories)
         return np.column_stack([hot, *marks])

@@ -29,7 +29,14 @@ MOST_CLASSES = 1_000_000
 
 
 class DataError(ValueError):
-    """Data that cannot be trained on: says which client, what is wrong and what to change."""
+    """Data that cannot be trained on: says which client, what is wrong and what to change.
+
+    ``told`` says it again for people who may not see the data: names of columns, no values.
+    """
+
+    def __init__(self, text: str, told: str = "") -> None:
+        super().__init__(text)
+        self.told = told
 
 
 def refuse(wrong: Iterable[T], explain: Callable[[T], str]) -> None:

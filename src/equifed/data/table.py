@@ -206,7 +206,8 @@ def keep_rows(
                 f"Client {str(whose[0])!r}: column {column!r} lacks a value in "
                 f"{whose.count(whose[0])} row(s), the first is row {gaps[column][0] + 1} (NA, "
                 "none, null, ? and nan mean that, too); impute them or give missing='indicator', "
-                "'mean' or 'drop'."
+                "'mean' or 'drop'.",
+                f"its column {column!r:.60} lacks values",
             )
     for name in needed[:2]:
         if len(gaps[name]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -224,6 +225,11 @@ def say(text: str) -> None:
 
 def explain_end(error: Exception) -> str:
     """Return the reason of an end on one line: our own words, or what went wrong unexpectedly."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" for {error.filename}" if error.filename else ""
+        cure = "make room there, then: equifed flower resume"
+        cure = "make room there, then: equifed flower resume"
+        return f"no space is left on the server's disk{where}; {cure}"
     text = " ".join(str(error).split())
     ours = isinstance(error, StartError | TrainingError | ValueError | RuntimeError)
     return text if ours and text else f"{type(error).__name__}: {text}"

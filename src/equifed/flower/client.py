@@ -6,6 +6,7 @@ stays in the client's log.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ from equifed.flower.worker import Client, Stale, Worker
 
 LOADED = 64
 """Clients that one process keeps: a simulation runs many nodes in one."""
+
+SEE_LOG = "see the client's log"
 
 log = logging.getLogger("equifed")
 
@@ -128,18 +131,18 @@ def answer_message(
     except (WireError, RangeError) as error:
         kind, text = "request", str(error)
     except _NotLoaded as error:
-        kind, text = "data", f"{error} while loading the data; see the client's log"
-    except DataError:  # its text may quote a row
+        kind, text = "data", str(error)
+    except DataError as error:  # its text may quote a row
         log.exception("equifed: the data cannot be used")
-        kind, text = "data", f"the table cannot be used in {request.op}; see the client's log"
+        kind, text = "data", error.told or f"the table cannot be used in {request.op}; {SEE_LOG}"
     except Exception as error:
         log.exception("equifed: the request failed")
-        kind, text = "failed", f"{type(error).__name__} in {request.op}; see the client's log"
+        kind, text = "failed", f"{explain_failure(error)} in {request.op}; {SEE_LOG}"
     return request.reply(who, error=kind, text=text)
 
 
 class _NotLoaded(Exception):
-    """The data could not be loaded; says with which kind of error."""
+    """The data could not be loaded; says why without showing any."""
 
 
 def _load(load: Callable[[], Client]) -> Client:
@@ -147,7 +150,16 @@ def _load(load: Callable[[], Client]) -> Client:
         return load()
     except Exception as error:
         log.exception("equifed: the data could not be loaded")
-        raise _NotLoaded(type(error).__name__) from error
+        told = error.told if isinstance(error, DataError) else ""
+        raise _NotLoaded(
+            told or f"{explain_failure(error)} while loading the data; {SEE_LOG}"
+        ) from error
+
+
+def explain_failure(error: Exception) -> str:
+    """Return what went wrong, without the text of an exception that may hold data."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "no space is left on the disk" if full else type(error).__name__
 
 
 def to_federation(value: Any, name: str, classes: int | None = None) -> Federation:

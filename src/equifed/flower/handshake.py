@@ -35,6 +35,7 @@ FINAL = ("data:", "refused:")
 
 ADVICE = {
     "refused:": "Agree with that site on what it takes part in, or run without it.",
+    "no space": "Make room on that site's disk.",
     "data:": "Repair the data there (equifed flower doctor says what is wrong with them).",
     "refused by the site": "Install the same app and the same equifed at that site.",
     "waiting:": "Ask that site to approve the plan: equifed flower approve.",

@@ -117,14 +117,16 @@ class SiteTable:
         maps agreed column names to the titles in this table, where they differ.
         """
         with naming(name):
-            columns = _rename(read_columns(table), titles or {})
+            columns = _rename(_read_file(table), titles or {})
+            _refuse_absent(columns, request)
             columns = blank_texts(_name_owner(columns, name, str(request.client)), request)
             wanted = choose_features(columns, request)
             columns, _, told = keep_rows(columns, wanted, request)
             owners = {name: np.arange(columns.rows)}
             part = divide_rows(columns, owners, request)
         if not (part == "train").any():
-            raise DataError(f"Client {name!r} has no training rows; give it some.")
+            no_rows = "has no training rows; give it some."
+            raise DataError(f"Client {name!r} {no_rows}", f"it {no_rows}")
         told += find_untested(owners, part, request.holdout)
         told += find_misused_groups(columns, request.report_by, request.keep_together)
         agreed = {*request.prepare.listed, *request.prepare.numeric}
@@ -252,6 +254,31 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
     if "train" not in parts:
         raise DataError(f"{path} has no arrays X_train and y_train.")
     return parts
+
+
+def _read_file(table: Any) -> Columns:
+    try:
+        return read_columns(table)
+    except DataError as error:
+        told = "its file is no table that begins with a line of column names"
+        raise DataError(
+            f"{error} Every column needs a name of its own in the first line.", told
+        ) from error
+
+
+def _refuse_absent(columns: Columns, request: TableRequest) -> None:
+    """Refuse a table without a column that was agreed on."""
+    agreed = [request.target, *request.dividing, *(request.features or ())]
+    absent = [c for c in agreed if c not in columns]
+    cure = (
+        "does the file begin with a line of column names?"
+        if len(absent) == len(agreed)
+        else "[columns] in site.toml says what agreed columns are called in the file"
+    )
+    for column in absent:
+        there = f"it has {', '.join(columns)}"
+        what = f"no column {column!r:.60}"
+        raise DataError(f"the table has {what}; {there}; {cure}", f"its table has {what}; {cure}")
 
 
 def _rename(columns: Columns, titles: Mapping[str, str]) -> Columns:

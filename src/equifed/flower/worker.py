@@ -157,6 +157,8 @@ class Worker:
         else:
             reply = getattr(self, op)()
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
+        # Everything that a site tells leaves here, whatever carries it: what is to be charged to a
+        # budget, or refused because it is spent, belongs to these lines.
         return replace(reply, numbers={**reply.numbers, "unusual": unusual}) if unusual else reply
 
     def _hold_against_plan(self, account: Account) -> list[str]:
