@@ -394,28 +394,6 @@ class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]
         shape = self.target_shape_
         return squared, int(np.prod(shape)), {"outputs_shape": shape}
 
-    def _choose(self, data: Federation, seed: int, weighted: bool) -> dict[str, Any]:
-        """Return objective, penalties and own part: as given, or by the rule of ``equifed.fit``."""
-        given = {key: getattr(self, key) for key in ("objective", "l2", "own", "own_l2")}
-        self.choice_ = "as given"
-        if not (isinstance(self.objective, str) and self.objective == "auto"):
-            return given
-        given["objective"] = "average"
-        words = isinstance(self.model, str) and isinstance(self.algorithm, str)
-        usual = words and (self.model, self.algorithm) == ("linear", "auto") and self.fit_intercept
-        if len(data) < 2:
-            self.choice_ = "an ordinary model: there are no clients to serve (fit with clients=)"
-        elif weighted or not usual or self.own is not None or data.train.targets.ndim > 1:
-            self.choice_ = "one model for the average: the rule is for plain linear models"
-        else:
-            found = choose(data, seed, None, lambda _: None)
-            point, self.choice_ = found.point, str(replace(found, keepers=()))
-            fair: Any = {"name": "chi-square", "rho": point.rho}
-            given["objective"] = "average" if point.rho is None else fair
-            given |= {"l2": point.l2, "own": None if point.own_l2 is None else "bias"}
-            given["own_l2"] = point.own_l2
-        return given
-
     def _set_model(self, module: nn.Module, labels: bool) -> None:
         super()._set_model(module, labels)
         if not self.target_shape_ and hasattr(self, "coef_"):
