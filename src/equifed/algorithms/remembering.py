@@ -9,13 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.absence import rounds_of_patience
-from equifed.algorithms.around import (
-    Wrapper,
-    WrapperState,
-    change_state,
-    inner_state,
-    unwrap,
-)
+from equifed.algorithms.around import Wrapper, WrapperState, change_state, inner_state, unwrap
 from equifed.contract import AnyAlgorithm, Clients, ClientVectors, Index, Info, Stream, Vector
 from equifed.contract.absence import LARGEST
 from equifed.contract.algorithm import as_run, layers

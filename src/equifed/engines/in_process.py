@@ -47,13 +47,7 @@ from equifed.models.checks import (
 )
 from equifed.models.curvature import PIECE, LinearHessian, known_curvature
 from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data
-from equifed.models.losses import (
-    SampleLoss,
-    Weighted,
-    loss_by_name,
-    outputs_for,
-    resolve_loss,
-)
+from equifed.models.losses import SampleLoss, Weighted, loss_by_name, outputs_for, resolve_loss
 from equifed.models.predictor import Predictor, describe_predictor, link_of
 
 

@@ -26,13 +26,7 @@ from equifed.report.numbers import (
     estimate_measures,
     list_measures,
 )
-from equifed.report.verdict import (
-    Verdict,
-    describe_gain,
-    find_floor,
-    tabulate_alone,
-    write_verdict,
-)
+from equifed.report.verdict import Verdict, describe_gain, find_floor, tabulate_alone, write_verdict
 from equifed.training.files import StoredRun
 from equifed.training.history import History
 from equifed.training.tables import OWN, read_model

@@ -222,8 +222,7 @@ class Method:
 
 
 def as_methods(
-    runs: History | Sequence[History] | Mapping[str, History | Sequence[History]],
-    name: str = "run",
+    runs: History | Sequence[History] | Mapping[str, History | Sequence[History]], name: str = "run"
 ) -> list[Method]:
     """Return methods for histories in memory; in a sequence, those that differ in the seed alone.
 

@@ -16,11 +16,7 @@ import numpy as np
 from equifed.contract.arrays import to_cell
 from equifed.metrics import Interval, summary
 from equifed.metrics.metric import DASH
-from equifed.report.document import (
-    Report,
-    Told,
-    write_limits,
-)
+from equifed.report.document import Report, Told, write_limits
 from equifed.report.methods import Method, Scale, add_sign, capital, find_note, is_finite
 from equifed.report.numbers import Measure, Measured, choose_format
 from equifed.report.text import find_date, write_headline

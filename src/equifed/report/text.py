@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from equifed.report.document import Report, Told, describe_own_part
-from equifed.report.methods import (
-    Method,
-    Scale,
-    capital,
-    find_note,
-    is_finite,
-    join_names,
-    plural,
-)
+from equifed.report.methods import Method, Scale, capital, find_note, is_finite, join_names, plural
 from equifed.report.numbers import Difference
 from equifed.report.verdict import name_clients
 from equifed.training.events import find_warnings

@@ -20,12 +20,7 @@ from equifed.data.federation import Federation
 from equifed.data.split import Split
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare
-from equifed.runs.alone import (
-    build_linear,
-    is_solvable,
-    measure_models,
-    solve_each,
-)
+from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
 from equifed.runs.linear_paths import LinearPaths, measure
 from equifed.training.files import RunFolderError, read_sealed, seal, write_file
 from equifed.training.final_model import StopWhen

@@ -23,13 +23,7 @@ from equifed.metrics.metric import Metric, find_metric
 from equifed.metrics.reducers import worst_fraction
 from equifed.models.flat import FlatModel
 from equifed.models.predictor import Predictor
-from equifed.runs.alone import (
-    Alone,
-    build_linear,
-    measure_models,
-    score_samples,
-    solve_each,
-)
+from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
 from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, pool, read_score, solve
 from equifed.training.history import History
 

@@ -8,10 +8,4 @@ from equifed.steps.schedules import (
     SignedWeightSteps,
 )
 
-__all__ = [
-    "AcceleratedSteps",
-    "AutoSteps",
-    "ConstantSteps",
-    "LinearRateSteps",
-    "SignedWeightSteps",
-]
+__all__ = ["AcceleratedSteps", "AutoSteps", "ConstantSteps", "LinearRateSteps", "SignedWeightSteps"]

@@ -152,9 +152,7 @@ def describe_samples(
 
 
 def find_warnings(
-    history: History,
-    scales: Losses | None = None,
-    measure: Callable[[], Pair] | None = None,
+    history: History, scales: Losses | None = None, measure: Callable[[], Pair] | None = None
 ) -> list[str]:
     """Return what is wrong with a run; ``scales`` are those of its features, where known.
 

@@ -48,13 +48,7 @@ from equifed.engines.stacked.samples import (
     sample_bytes,
     split_into_chunks,
 )
-from equifed.engines.stacked.walk import (
-    ChunkWalk,
-    ChunkWork,
-    GradientRun,
-    LocalRun,
-    RemadeVectors,
-)
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork, GradientRun, LocalRun, RemadeVectors
 from equifed.engines.threads import Precision, Workspace, empty_rows, row_bytes
 from equifed.models.losses import SampleLoss
 
