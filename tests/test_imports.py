@@ -34,13 +34,14 @@ LAYOUT: dict[str, set[str]] = {
     "metrics": {"contract"},
     "training": {"contract", "metrics", "objectives", "steps"},
     "report": {"contract", "metrics", "training"},
-    "runs": PAPER | PLUMBING,
-    "flower": PAPER | PLUMBING | {"runs"},
-    "cli": PAPER | PLUMBING | {"runs", "flower"},
+    "privacy": {"contract", "data", "models", "engines", "training"},
+    "runs": PAPER | PLUMBING | {"privacy"},
+    "flower": PAPER | PLUMBING | {"privacy", "runs"},
+    "cli": PAPER | PLUMBING | {"privacy", "runs", "flower"},
     "testing": PAPER | PLUMBING | {"runs"},
     "sklearn": PAPER | PLUMBING | {"runs"},
     "__main__": {"cli"},
-    "__init__": PAPER | PLUMBING | {"runs", "testing"},
+    "__init__": PAPER | PLUMBING | {"privacy", "runs", "testing"},
 }
 """The layout: what each part of equifed may import, besides itself. Lazy imports count."""
 

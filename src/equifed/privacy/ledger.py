@@ -1,0 +1,254 @@
+r"""What the answers of one site cost in privacy, added up and kept on disk.
+
+Every answer is a Gaussian mechanism: a value that moves by at most D (its L2 sensitivity) when one
+unit's rows are replaced gets noise of deviation sigma. The squares :math:`(D/\sigma)^2` of
+adaptively chosen answers add up to :math:`\mu^2`; together they are (epsilon, delta)-private for
+
+.. math:: \delta(\epsilon) = \Phi(-\epsilon/\mu + \mu/2) - e^\epsilon\, \Phi(-\epsilon/\mu - \mu/2)
+
+(Balle and Wang 2018), exactly where every sensitivity is attained. Answers about a sample of the
+rows are no single mu; an accountant composes them (the extra ``dp``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from equifed.contract.arrays import show_text
+from equifed.contract.settings import check_settings
+from equifed.training.files import UNREADABLE, write_file
+
+Unit = Literal["record", "person", "client"]
+"""Whose rows are replaced by others: one row, those of one person, or all of a client."""
+
+FORMAT = 1
+ROUNDING = 1e-9
+"""Share of the budget by which sums of squares may be off."""
+
+ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)
+"""Of Renyi divergences; whole ones are quick to compute."""
+
+
+class OverBudget(RuntimeError):
+    """An answer would cost more than what is left of a privacy budget."""
+
+
+class NoAccountant(RuntimeError):
+    """The accountant of sampled rows is not installed."""
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """Return the delta of answers with these squares' root mu, for an epsilon.
+
+    >>> round(delta_of(1.0, 1.0), 6)
+    0.126937
+    """
+    from scipy.special import log_ndtr
+
+    if mu == 0:
+        return 0.0
+    first = float(log_ndtr(-epsilon / mu + mu / 2))
+    second = epsilon + float(log_ndtr(-epsilon / mu - mu / 2))
+    # exp(first) - exp(second), without cancelling where both are tiny
+    return max(0.0, math.exp(first) * -math.expm1(min(0.0, second - first)))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the smallest epsilon of answers with these squares' root mu, for a delta.
+
+    >>> round(epsilon_of(1.0, 1e-5), 3)
+    4.377
+    """
+    check_delta(delta)
+    if mu == 0 or delta_of(0.0, mu) <= delta:
+        return 0.0
+    from scipy.optimize import brentq
+
+    high = 1.0
+    while delta_of(high, mu) > delta:
+        high *= 2
+    return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, high, xtol=1e-13))
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return the largest mu that an epsilon and a delta allow.
+
+    >>> round(mu_of(4.377178, 1e-5), 5)
+    1.0
+    """
+    check_delta(delta)
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}.")
+    from scipy.optimize import brentq
+
+    high = 1.0
+    while delta_of(epsilon, high) <= delta:
+        high *= 2
+    found = brentq(lambda mu: delta_of(epsilon, mu) - delta, 0.0, high, xtol=1e-15, rtol=1e-14)
+    mu = float(found)
+    while delta_of(epsilon, mu) > delta:  # never above what the budget allows
+        mu *= 1 - 1e-13
+    return mu
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a delta that promises nothing."""
+    if not 0 < delta < 0.5:
+        raise ValueError(f"delta must lie in (0, 0.5), got {delta}; 1e-5 is usual.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kind of answer: its L2 sensitivity, the noise's deviation, and how often it was given.
+
+    ``q`` is the share of a site's rows that each answer is about, drawn anew for each without
+    replacement; 1 is all of them. The sensitivity is that of replacing a row that was drawn.
+    """
+
+    kind: str
+    sensitivity: float
+    sigma: float
+    q: float = 1.0
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_settings(self, sensitivity="(0, inf)", sigma="(0, inf)", q="(0, 1]", steps="[1, inf)")
+
+    @property
+    def square(self) -> float:
+        """The sum of (D / sigma)^2, of all rows."""
+        return self.steps * (self.sensitivity / self.sigma) ** 2
+
+
+def compose(entries: Iterable[Entry], delta: float) -> float:
+    """Return the epsilon of all entries together."""
+    entries = tuple(entries)
+    if all(entry.q == 1 for entry in entries):
+        return epsilon_of(math.sqrt(math.fsum(entry.square for entry in entries)), delta)
+    return _account(entries, delta)
+
+
+def _account(entries: Iterable[Entry], delta: float) -> float:
+    """Return an upper bound by Renyi divergences; units are replaced, as everywhere here."""
+    try:
+        import dp_accounting as dp
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError:
+        raise NoAccountant(
+            "Answers about a sample of the rows (minibatches) need an accountant: pip install "
+            "'equifed[dp]', or take all rows (batch_size = None)."
+        ) from None
+    check_delta(delta)
+    accountant = RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
+    for entry in entries:
+        # The accountant knows counts of rows, not shares: round towards more.
+        noised = dp.GaussianDpEvent(entry.sigma / entry.sensitivity)
+        drawn = math.ceil(entry.q * 1_000_000)
+        sampled = dp.SampledWithoutReplacementDpEvent(1_000_000, drawn, noised)
+        accountant.compose(noised if entry.q == 1 else sampled, entry.steps)
+    return float(accountant.get_epsilon(delta))
+
+
+class Ledger:
+    """The budget of one site, and what it has spent.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The budget, which is what may be published.
+    unit : {"record", "person", "client"}
+        Whose rows are protected.
+    path : path, optional
+        File in which entries are kept over runs; one that is there is continued. It is written
+        before :meth:`spend` returns, so that no answer leaves that is not in it.
+    name : str
+        The site, as errors name it.
+
+    Examples
+    --------
+    >>> ledger = Ledger(1.0, 1e-5)
+    >>> ledger.spend(Entry("gradient", sensitivity=1.0, sigma=10.0, steps=2))
+    >>> round(ledger.spent, 2), ledger.left > 0
+    (0.5, True)
+    """
+
+    def __init__(
+        self, epsilon: float, delta: float, *, unit: Unit = "record",
+        path: str | Path | None = None, name: str = "this site",
+    ) -> None:  # fmt: skip
+        self.mu, self.epsilon, self.delta = mu_of(epsilon, delta), float(epsilon), float(delta)
+        if unit not in get_args(Unit):
+            raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}.")
+        self.unit, self.name, self.path = unit, name, None if path is None else Path(path)
+        self.entries: list[Entry] = []
+        if self.path is not None and self.path.exists():
+            self.entries = self._read(self.path)
+
+    @property
+    def spent(self) -> float:
+        """Epsilon of all answers so far; what to publish is the budget."""
+        return compose(self.entries, self.delta)
+
+    @property
+    def left(self) -> float:
+        """Squares (D / sigma)^2 that answers about all rows may still add up to, at most."""
+        return self.mu**2 - math.fsum(entry.square for entry in self.entries)
+
+    def spend(self, *entries: Entry) -> None:
+        """Enter answers, or refuse all of them by name; call it before they leave."""
+        after = self._merged(entries)
+        if all(entry.q == 1 for entry in after):
+            fits = math.fsum(e.square for e in after) <= self.mu**2 * (1 + ROUNDING)
+        else:
+            fits = compose(after, self.delta) <= self.epsilon
+        if not fits:
+            kinds = ", ".join(dict.fromkeys(entry.kind for entry in entries))
+            raise OverBudget(
+                f"Client {show_text(self.name)}: {kinds} would take epsilon from {self.spent:.3g} "
+                f"to {compose(after, self.delta):.3g}, its budget is {self.epsilon:g} (delta "
+                f"{self.delta:g}). Plan fewer rounds or more noise, or give it a larger epsilon."
+            )
+        if self.path is not None:  # on the disk first
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path, json.dumps(self.to_dict(after), indent=1).encode())
+        self.entries = after
+
+    def _merged(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return all entries with these, equal ones counted together."""
+        counts = {(e.kind, e.sensitivity, e.sigma, e.q): e.steps for e in self.entries}
+        for e in entries:
+            key = e.kind, e.sensitivity, e.sigma, e.q
+            counts[key] = counts.get(key, 0) + e.steps
+        return [Entry(*key, steps) for key, steps in counts.items()]
+
+    def to_dict(self, entries: Iterable[Entry] | None = None) -> dict[str, Any]:
+        """Return budget and entries as a JSON file holds them."""
+        told = {"format": FORMAT, "name": self.name, "unit": self.unit}
+        told |= {"epsilon": self.epsilon, "delta": self.delta}
+        listed = self.entries if entries is None else entries
+        return {**told, "entries": [asdict(entry) for entry in listed]}
+
+    def _read(self, path: Path) -> list[Entry]:
+        """Return the entries of a file; with a damaged one nothing is answered."""
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            if told["format"] != FORMAT:
+                raise ValueError(f"format {told['format']}, this version reads {FORMAT}")
+            found = [Entry(**entry) for entry in told["entries"]]
+            given = str(told["unit"]), float(told["delta"])
+        except UNREADABLE as error:
+            raise RuntimeError(
+                f"The privacy ledger {path} cannot be read ({error}). What was spent is not known, "
+                "so nothing is answered: restore the file from a backup."
+            ) from error
+        if given != (self.unit, self.delta):
+            raise ValueError(
+                f"The privacy ledger {path} counts unit {given[0]!r} at delta {given[1]:g}, asked "
+                f"for are unit {self.unit!r} at delta {self.delta:g}; keep to the ledger's."
+            )
+        return found
