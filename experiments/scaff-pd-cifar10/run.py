@@ -60,14 +60,14 @@ def run(context: Context) -> Outcome:
     settings = context.settings
     used = {settings["scenario"][title]["features"] for title in settings["scenarios"]}
     files = {k: prepared(k, settings["features"][k], context.console) for k in sorted(used)}
-    best, grid = _chosen(context, files)
+    best, grid = choose_all(context, files)
     main = settings["scenarios"][0]
     kind = settings["scenario"][main]["features"]
     found: dict[str, Histories] = {}
     problems = []
     for title in settings["scenarios"]:
         scenario = settings["scenario"][title]
-        found[title], failed = _run(
+        found[title], failed = run_titled(
             context, title,
             {method: merge_tables(best[scenario["features"], method], scenario.get("change", {}))
              for method in settings["methods"]},
@@ -77,16 +77,16 @@ def run(context: Context) -> Outcome:
         f"rho = {rho:g}": merge_tables(best[kind, OURS], {"algorithm": {"objective": {"rho": rho}}})
         for rho in settings["rho"]
     }
-    by_rho, failed = _run(context, f"Fig. 3, {OURS}", strengths)
+    by_rho, failed = run_titled(context, f"Fig. 3, {OURS}", strengths)
     problems += failed
     results = {title: ends(one) for title, one in found.items()}
-    tables = {slug(t): _table(t, results[t], found[t], settings) for t in results}
+    tables = {slug(t): write_scenario(t, results[t], found[t], settings) for t in results}
     tables |= {"rho": _rho_table(by_rho), "grid": grid}
     figures = _figures(main, found[main], by_rho)
     return Outcome([*checks(results, settings), rho_check(by_rho)], tables, figures, problems)
 
 
-def _chosen(
+def choose_all(
     context: Context, files: Mapping[str, Path]
 ) -> tuple[dict[tuple[str, str], Settings], Table]:
     """Return the best variant for every kind of features and method, and all that was tried."""
@@ -107,7 +107,7 @@ def _chosen(
     }, table
 
 
-def _run(
+def run_titled(
     context: Context, title: str, variants: Mapping[str, Settings]
 ) -> tuple[Histories, list[str]]:
     """Run variants into folders that begin with a title."""
@@ -125,7 +125,10 @@ def ends(runs: Histories) -> dict[str, Array]:
 # -- tables and figures -----------------------------------------------------------------------
 
 
-def _table(title: str, results: Mapping[str, Array], found: Histories, settings: Settings) -> Table:
+def write_scenario(
+    title: str, results: Mapping[str, Array], found: Histories, settings: Settings
+) -> Table:
+    """Return the table of a setting: measures, floor, difference from ours, printed numbers."""
     published = settings["scenario"][title].get("published", {})
     rows: list[list[Any]] = []
     sizes: list[float] = []

@@ -86,6 +86,25 @@ def test_cifar10_pixels_are_the_original_ones(data_folder):
     np.testing.assert_allclose(fed.train.inputs.std((0, 2, 3), dtype=float), 1, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_cifar100_pixels_are_the_original_ones(data_folder):
+    from equifed.datasets.files import read_cifar_mosaics
+
+    names = [*(f"train_{k}" for k in range(1, 6)), "test"]
+    pools = read_cifar_mosaics(data_folder / "cifar100", names, "_fine")
+    assert [hashlib.sha256(pools[k][0].tobytes()).hexdigest()[:16] for k in ("train", "test")] == [
+        "de64658905c6b161", "83c56492b2c11211"
+    ]  # fmt: skip
+    fed = load("cifar100", partition={"name": "iid", "clients": 3}, samples=600)
+    assert fed.class_names[:3] == ("apple", "aquarium_fish", "baby") and fed.classes == 100
+    np.testing.assert_array_equal(np.bincount(pools["train"][1]), 500)
+
+
+def test_cifar100_says_which_file_it_needs(own_folder):
+    with pytest.raises(DataError, match=r"no cifar100/test\.webp in the folder EQUIFED_DATA"):
+        load("cifar100")
+
+
 def test_thinned_clients_keep_the_test_samples_of_the_whole_division():
     labels = np.random.default_rng(0).integers(4, size=2000)
     pool = (np.ones((2000, 1), dtype=np.float32), labels)

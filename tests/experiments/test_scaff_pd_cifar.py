@@ -235,3 +235,32 @@ def test_a_small_form_chooses_compares_and_runs_only_what_is_missing(tmp_path: P
     assert set(outcome.figures) == {
         "figure-3-average", "figure-3-worst-20", "figure-4-average", "figure-4-best-20"
     }  # fmt: skip
+
+
+def test_cifar100_decides_by_the_margin_and_lists_every_client(tmp_path: Path) -> None:
+    small = {"name": "fashion-three", "train": 100, "test": 50}
+    base = {"clients": 5, "min_samples": 10}
+    changes: dict[str, Any] = {
+        "scenarios": ["alpha 0.01"],
+        "run": {"rounds": 3, "data": {"partition": {"base": base}}},
+        "features": {"frozen": {"images": small}},
+    }
+    outcome = reproduce("scaff-pd-cifar100", tmp_path, quick=True, changes=changes)
+    assert not outcome.problems
+    methods = list(definition("scaff-pd-cifar100")["methods"])
+    assert {len(alternatives(definition("scaff-pd-cifar100"), m)) for m in methods} == {4}
+    clients, table = outcome.tables["clients"], outcome.tables["alpha-0-01"]
+    for method, _, average, *_ in table.rows:
+        by_seed: dict[Any, list[Any]] = {}
+        for _, name, seed, _, _, accuracy in clients.rows:
+            if name == method:
+                by_seed.setdefault(seed, []).append(accuracy)
+        mean = np.mean([np.mean(values) for values in by_seed.values()])
+        assert str(average).startswith(f"{100 * mean:.1f}")
+    module = EXPERIMENTS["scaff-pd-cifar100"].module
+    decides = {"decides": {"setting": "x", "rival": "DRFA", "margin": 1.0}}
+    for gain, agrees, word in (([2.0, 2.1], True, ""), ([0.5, 0.6], False, ""),
+                               ([2.0, 9.0], False, "undecided")):  # fmt: skip
+        ours = np.array([[0, value, 0] for value in gain])
+        check = module.decide({"x": {"SCAFF-PD": ours, "DRFA": 0 * ours}}, decides)
+        assert check.agrees is agrees and word in check.why

@@ -15,7 +15,7 @@ import json
 import os
 import struct
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -128,25 +128,30 @@ def read_idx(path: Path) -> Bytes:
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
 
-def read_cifar_mosaics(folder: Path) -> dict[str, tuple[Bytes, Bytes]]:
-    """Read lossless mosaics of 100 x 100 images (needs Pillow), and their ``labels.npz``."""
+def read_cifar_mosaics(
+    folder: Path, names: Sequence[str] = _BATCHES, labels: str = ""
+) -> dict[str, tuple[Bytes, Bytes]]:
+    """Read lossless mosaics of 100 x 100 images (needs Pillow), and their ``labels.npz``.
+
+    The last of the names is the test set; ``labels`` ends the keys (``"_fine"`` of CIFAR-100).
+    """
     try:
         from PIL import Image
     except ImportError:
         raise DataError(
-            "Reading CIFAR-10 mosaics needs Pillow: pip install 'equifed[data]'."
+            "Reading CIFAR mosaics needs Pillow: pip install 'equifed[data]'."
         ) from None
     batches = []
-    for name in _BATCHES:
+    for name in names:
         with Image.open(folder / f"{name}.webp") as image:
             if image.size != (3200, 3200):
                 raise DataError(f"{name}.webp must have 3200 x 3200 pixels, got {image.size}.")
             pixels = np.asarray(image.convert("RGB"))
         tiles = pixels.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3)
         batches.append(tiles.reshape(_ROWS, _PIXELS))
-    with np.load(folder / "labels.npz") as labels:
-        train, test = labels["train"], labels["test"]
-    return {"train": (np.concatenate(batches[:5]), train), "test": (batches[5], test)}
+    with np.load(folder / "labels.npz") as kept:
+        train, test = kept[f"train{labels}"], kept[f"test{labels}"]
+    return {"train": (np.concatenate(batches[:-1]), train), "test": (batches[-1], test)}
 
 
 def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:

@@ -118,7 +118,37 @@ def cifar10(
     ``standardised`` subtracts the training mean and divides by the training deviation of each
     colour. Other parameters as for :func:`mnist`.
     """
-    pools, paths = _read_cifar()
+    return _colours(
+        "cifar10", *_read_cifar(), CIFAR_CLASSES, partition, seed, samples, standardised
+    )
+
+
+def cifar100(
+    *,
+    partition: Spec = TEN_IID,
+    seed: int = 0,
+    samples: int | None = None,
+    standardised: bool = False,
+) -> Federation:
+    """CIFAR-100, divided by a partition.
+
+    As CIFAR-10 with 100 fine classes. Reads lossless mosaics ``train_1.webp`` ... ``test.webp``
+    with ``labels.npz`` and ``fine_names.txt`` in the folder ``cifar100`` of ``EQUIFED_DATA``.
+    """
+    mosaic = find("cifar100", "test.webp")
+    if mosaic is None:
+        raise DataError("There is no cifar100/test.webp in the folder EQUIFED_DATA; put it there.")
+    names = [*(f"train_{k}" for k in range(1, 6)), "test"]
+    pools = read_cifar_mosaics(mosaic.parent, names, "_fine")
+    classes = tuple((mosaic.parent / "fine_names.txt").read_text("utf-8").split())
+    paths = sorted(mosaic.parent.glob("*.webp"))
+    return _colours("cifar100", pools, paths, classes, partition, seed, samples, standardised)
+
+
+def _colours(
+    name: str, pools: dict[str, Pool], paths: list[Path], classes: tuple[str, ...],
+    partition: Spec, seed: int, samples: int | None, standardised: bool,
+) -> Federation:  # fmt: skip
     scaled = [
         (x.reshape(-1, 3, 32, 32).astype(np.float32) / np.float32(255), y)
         for x, y in _cut(pools["train"], pools["test"], samples)
@@ -128,9 +158,8 @@ def cifar10(
         deviation = scaled[0][0].std((0, 2, 3), dtype=np.float64).astype(np.float32)[:, None, None]
         scaled = [((x - mean) / deviation, y) for x, y in scaled]
     source = {"publisher": "A. Krizhevsky 2009", "licence": "none stated; research use"}
-    return divide(
-        "cifar10", scaled[0], scaled[1], partition, seed, CIFAR_CLASSES, source | checksums(paths)
-    )
+    about = source | checksums(paths)
+    return divide(name, scaled[0], scaled[1], partition, seed, classes, about)
 
 
 def arrays(

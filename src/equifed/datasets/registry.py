@@ -56,6 +56,7 @@ DATASETS: dict[str, DataSet] = {
         DataSet("fashion-mnist", "MIT", pooled.fashion_mnist, files=pooled.FASHION_FILES),
         DataSet("cifar10", "none stated; research use", pooled.cifar10,
                 files=pooled.CIFAR_FILES, instead=("cifar10/test_batch.webp",)),
+        DataSet("cifar100", "none stated; research use", pooled.cifar100),
         DataSet("adult", "CC BY 4.0", natural.adult, files=natural.ADULT_FILES),
         DataSet("vehicle", "none stated; research use", natural.vehicle,
                 files=natural.VEHICLE_FILES, instead=("vehicle/vehicle_ditto_train.json.gz",)),
