@@ -1,6 +1,7 @@
 """What is held out does not leak: groups stay whole, later stays later, duplicates are named."""
 
 import datetime
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -156,10 +157,24 @@ def test_held_out_rows_change_nothing_that_is_fitted():
 
 
 def test_rows_that_are_in_both_are_named():
-    table = {**VISITS, "x": [1.0] * 20, "part": ["train"] * 15 + ["test"] * 5}
-    with pytest.warns(DataWarning, match=r"5 held-out row.*row 16 as row 2.*client.s. s") as told:
-        fed = Federation.from_table(table, "site", "y", features=["x"], split="part")
+    again = {"x": [*range(10)] * 2, "z": [k / 2 for k in range(10)] * 2}
+    table = {**VISITS, **again, "part": ["train"] * 15 + ["test"] * 5}
+    with pytest.warns(DataWarning, match=r"5 held-out row.*row 16 as row 6.*client.s. s") as told:
+        fed = Federation.from_table(table, "site", "y", features=["x", "z"], split="part")
     assert len(told) == 1 and "duplicates of a training row" in fed.source["rows and columns"]
+
+
+def test_rows_that_are_alike_by_chance_are_no_copies_and_copies_among_them_are():
+    rng, n = np.random.default_rng(0), 2000
+    table = {"site": ["a", "b"] * (n // 2), "x": rng.integers(0, 3, n), "z": rng.integers(0, 3, n)}
+    table |= {"y": np.array(["no", "yes"])[rng.integers(0, 2, n)]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_table(table, "site", "y", test=0.25)
+    table["w"] = rng.integers(0, 2000, n)
+    twice = {name: np.concatenate([column, column[:200]]) for name, column in table.items()}
+    with pytest.warns(DataWarning, match=r"duplicates of a training row.*about \d+ would be alike"):
+        Federation.from_table(twice, "site", "y", test=0.25)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ def table(**more: Any) -> dict[str, list[Any]]:
     return {name: list(values) for name, values in found.items()}
 
 
+def test_persons_of_few_rows_each_are_kept_together_in_whatever_way_they_are_written() -> None:
+    for people in ([k // 2 for k in range(ROWS)], [f"P{k // 2}" for k in range(ROWS)]):
+        guess = guess_columns(table(person=people), "site", "ill")
+        assert guess.groups == ("person",) and "several rows each" in guess.left_out["person"]
+
+
 def test_case_numbers_are_identifiers_also_when_rows_were_copied() -> None:
     numbers = [*range(1000, 1000 + ROWS - 5), *range(1000, 1005)]
     ages = DRAW.integers(20, 90, ROWS)

@@ -263,6 +263,18 @@ def test_clients_of_one_class_and_few_rows_are_named() -> None:
     assert any("4 of 4 clients have fewer than 10 held-out rows" in note for note in few.notes)
 
 
+@pytest.mark.parametrize("regression", [False, True])
+def test_a_client_without_test_rows_is_served_and_not_measured(regression: bool) -> None:
+    data = draw(shift=0.5, clients=3, rows=60)
+    x, y = data.train.inputs, data.train.targets
+    given = {f"c{i}": (x[rows], y[rows] * 1.0 if regression else y[rows])
+             for i, rows in enumerate((slice(0, 60), slice(60, 120), slice(120, 122)))}  # fmt: skip
+    data = ef.Federation.from_clients(given, classes=None if regression else 2)
+    served = ef.fit(data)
+    measured = served.history.per_client(served.history.main_metric()[0], "test")
+    assert list(measured) == ["c0", "c1"] and "c2" in served.predictor().clients
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="A table needs client="):
         ef.fit({"x": [1.0]}, target="x")

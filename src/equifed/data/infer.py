@@ -206,9 +206,9 @@ def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
          f"numbers and text, such as {' and '.join(map(repr, look.examples))}: correct it, or say "
          f"--numeric {name} (text is gaps) or --categorical {name}, to use it"),
         (is_identifier(name, look), f"an identifier: {rows}"),
+        (_is_group(name, look), _describe_group(look)),
         (texts and look.different > max(20, look.count // 5), f"free text: {rows}"),
         (texts and look.most < FEW, f"rare texts: the most frequent one has {look.most} rows"),
-        (_is_group(name, look), _describe_group(look)),
     )  # fmt: skip
     return next((told for holds, told in cases if holds), None)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equifed.data.columns import (
     Columns,
@@ -43,6 +44,7 @@ from equifed.data.split import (
     refuse_twice,
 )
 
+MOST_CHANCE = 0.5  # rows that are alike are no copies where chance explains more of them
 UNKNOWN = "unknown"  # the group of rows that do not say theirs
 
 
@@ -279,15 +281,59 @@ def find_duplicates(
         held = [r for r in np.flatnonzero(part != "train").tolist() if keys[r] in trained]
     except TypeError:  # a list in a cell, say: preparing the rows says whose
         return []
-    if not held:
+    chance = count_chances(cells, part == "train") if held else 0.0
+    if chance > MOST_CHANCE or not held:
         return []
     whose = _shorten(list(dict.fromkeys(list_owners(owners)[held])))
     shown = ", ".join(f"row {numbers[r]} as row {numbers[trained[keys[r]]]}" for r in held[:3])
     return [
         f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
         f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {whose}); if they are the "
-        "same cases, drop one of each, or give keep_together= the column that tells cases apart."
+        "same cases, drop one of each, or give keep_together= the column that tells cases apart"
+        + (f" (about {round(chance * len(held))} would be alike by chance)." if chance else ".")
     ]
+
+
+def count_chances(cells: Sequence[Sequence[Any]], trained: NDArray[np.bool_]) -> float:
+    """Return which share of the equal pairs of held-out and training rows is there by chance.
+
+    Of independent rows that are alike in all columns but one, a share is alike in that, too: at
+    least that of any two rows. Copies are alike in it always.
+
+    >>> rng = np.random.default_rng(0)
+    >>> trained, copies = np.arange(400) < 300, np.tile(rng.random((2, 100)), 4)
+    >>> count_chances(rng.integers(0, 3, (3, 400)).tolist(), trained) > 0.8
+    True
+    >>> count_chances(copies.tolist(), trained)
+    0.0
+    """
+    codes = [name_values(column) for column in cells]
+    draw = np.random.default_rng(0)
+    marks = [draw.integers(0, 2**63, len(code), dtype=np.uint64)[code] for code in codes]
+    whole = np.asarray(np.sum(marks, axis=0, dtype=np.uint64))
+    equal, found = _count_pairs(whole, trained), 0.0
+    for code, mark in zip(codes, marks, strict=True):
+        count = np.bincount(code)
+        alike = float(count @ (count - 1)) / (len(code) * (len(code) - 1))  # of any two rows
+        if alike < 1:
+            unlike = _count_pairs(whole - mark, trained) - equal
+            found = max(found, unlike * alike / (1 - alike))
+    return min(1.0, found / max(equal, 1.0))
+
+
+def name_values(cells: Sequence[Any]) -> Rows:
+    """Return a number for every different value."""
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(v, len(numbers)) for v in cells], dtype=np.int64)
+
+
+def _count_pairs(marks: NDArray[np.uint64], trained: NDArray[np.bool_]) -> float:
+    """Return how many pairs of a training row and another one have the same mark."""
+    _, place = np.unique(marks, return_inverse=True)
+    size = int(place.max()) + 1
+    return float(
+        np.bincount(place[trained], minlength=size) @ np.bincount(place[~trained], minlength=size)
+    )
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> squared(torch.tensor([[1.0, 0.0], [1.0, 3.0]]), torch.tensor([0, 1]))
     tensor([0., 5.])
     """
-    flat = outputs.reshape(outputs.shape[0], -1)
+    flat = outputs.reshape(len(outputs), outputs.shape[1:].numel())
     wanted = as_outputs(targets, flat)
     if flat.shape != wanted.shape:
         raise ValueError(
@@ -59,7 +59,8 @@ def as_outputs(targets: Tensor, like: Tensor) -> Tensor:
         classes = torch.arange(like.shape[1], device=targets.device)
         classes = classes.view(-1, *[1] * (targets.dim() - 1))
         return (targets.unsqueeze(1) == classes).to(like.dtype)
-    return targets.reshape(*targets.shape[: like.dim() - 1], -1).movedim(-1, 1).to(like.dtype)
+    first, rest = targets.shape[: like.dim() - 1], targets.shape[like.dim() - 1 :]
+    return targets.reshape(*first, rest.numel()).movedim(-1, 1).to(like.dtype)
 
 
 def binary_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -277,7 +278,7 @@ def weigh_classes(
 
 
 def _margin(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
-    flat = outputs.reshape(outputs.shape[0], -1)
+    flat = outputs.reshape(len(outputs), outputs.shape[1:].numel())
     if flat.shape[1] != 1:
         raise ValueError(f"Loss {name} needs a model with one output, got {flat.shape[1]}.")
     return torch.where(targets > 0, flat[:, 0], -flat[:, 0])
