@@ -20,12 +20,14 @@ from tests.problems import (
     logistic,
     rounds,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from equifed.algorithms.fair_newton import FairNewton
+from equifed.contract import Weights
 from equifed.contract.absence import Memory, Recall
 from equifed.contract.algorithm import Info
 from equifed.contract.streams import Stream
+from equifed.engines.in_process import InProcessClients
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare, CVaR, QFair, RelativeFairness, WorstCase
 from equifed.runs.config import RunConfig
@@ -51,9 +53,9 @@ def certified(
 # -- the metric ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["full", "blocks", 4])
+@pytest.mark.parametrize("kind", ["full", "blocks", "projected", 4])
 def test_a_metric_solves_with_its_matrix(kind: str | int) -> None:
-    """Full rank, so that also the low-rank form has all there is."""
+    """Full rank and all axes, so that also the forms that leave something out have all."""
     clients = simulate(classification(sizes=(9, 12, 8)), "logistic", l2=0.1, dtype=DOUBLE)
     x, weights = torch.randn(12, dtype=DOUBLE), np.array([0.2, 0.5, 0.3])
     metric, _ = form_metric(clients, x, weights, kind, Stream(0))
@@ -177,7 +179,7 @@ def test_the_average_of_logistic_losses_is_newtons_method() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FairNewton(CVaR(0.5), metric="best"), "'auto', 'low-rank' or 'full', got 'best'"),
+        (lambda: FairNewton(CVaR(0.5), metric="best"), "'projected' or 'full', got 'best'"),
         (lambda: FairNewton(QFair(1.0)), r"weights with a fixed sum.*use ScaffPD"),
         (lambda: FairNewton(CVaR(0.5), patience=0), "patience must be at least 1"),
     ],
@@ -221,6 +223,57 @@ def test_the_metric_needs_few_rounds_and_proves_no_more_than_is_true(seed: int) 
     assert (gaps >= values - best - 1e-8 * abs(best)).all()
     assert gaps[-1] <= 1e-8 * abs(best)
     assert (np.diff(values - gaps) >= -1e-12 * abs(best)).all()  # bounds hold for good
+
+
+def wide(clients: int = 4) -> tuple[InProcessClients, Tensor]:
+    data = classification(sizes=(30,) * clients, shape=(12,), classes=4)
+    found = simulate(data, "logistic", l2=1e-2, dtype=DOUBLE)
+    return found, torch.zeros(found.model.size, dtype=DOUBLE)
+
+
+def test_a_projected_metric_is_the_blocks_on_its_axes_and_their_mean_beside() -> None:
+    clients, x = wide()
+    weights = np.full(4, 0.25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equifed.steps.metric.AXES", 5)
+        metric, found = form_metric(clients, x, weights, "projected", Stream(0))
+    blocks = clients.curvature_sum(x, weights).blocks
+    held = metric.basis @ metric.basis.mT
+    axes = metric.axes
+    assert axes is not None and axes.shape == (13, 5) and found.blocks.shape == (4, 5, 5)
+    torch.testing.assert_close(axes.T @ held @ axes, axes.T @ blocks @ axes, rtol=1e-8, atol=1e-10)
+    assert float(torch.linalg.eigvalsh(held).min()) >= 0.01  # never flatter than the penalty
+    other = torch.linalg.svd(axes, full_matrices=True)[0][:, 5:]
+    mean = (other.T @ blocks.mean(dim=0) @ other) - 0.01 * torch.eye(8, dtype=DOUBLE)
+    for block in other.T @ held @ other - 0.01 * torch.eye(8, dtype=DOUBLE):
+        torch.testing.assert_close(block / block.trace(), mean / mean.trace())
+
+
+def test_a_projected_metric_sums_the_mean_once_and_proves_the_same_optimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("equifed.steps.metric.AXES", 4)
+    monkeypatch.setattr("equifed.steps.metric.WHOLE", 10)
+    monkeypatch.setattr("equifed.steps.metric.SENT", 1.0)
+    found = []
+    for metric in ("auto", "full"):
+        clients, _ = wide()
+        asked: list[str] = []
+        ask = clients.curvature_sum
+
+        def count(x: Tensor, weights: Weights, form: str, *rest: object, ask=ask, asked=asked):
+            asked.append(form)
+            return ask(x, weights, form, *rest)
+
+        monkeypatch.setattr(clients, "curvature_sum", count)
+        algorithm = FairNewton(ChiSquare(0.1), metric=metric)
+        history = train(algorithm, clients, rounds=80, stop=[StopWhen(at_relative_gap=1e-6)])
+        assert history.rounds[-1].numbers["gap"] <= 1e-6 * history.rounds[-1].objective
+        found.append(history.rounds[-1].objective)
+        assert asked.count("mean") == (metric == "auto") and len(history.rounds) < 80
+        said = " ".join(str(e) for e in history.events)
+        assert ("projected second-order" in said) == (metric == "auto")
+    assert found[0] == pytest.approx(found[1], rel=3e-6)
 
 
 @pytest.mark.parametrize("metric", ["low-rank", "full"])

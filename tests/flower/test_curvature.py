@@ -22,6 +22,7 @@ from equifed.flower.questions import pack_blocks, unpack_blocks
 from equifed.flower.secure.sums import SecureSums
 from equifed.flower.wire import VERBS, Reply
 from equifed.objectives import ChiSquare
+from equifed.steps.metric import MetricKind
 from equifed.training.history import History
 from equifed.training.loop import train
 
@@ -37,11 +38,12 @@ def grid(tmp_path: Path) -> MemoryGrid:
 
 
 @pytest.mark.parametrize("privacy", HIDDEN)
-@pytest.mark.parametrize("form", ["full", "blocks", "diagonal", "thin"])
+@pytest.mark.parametrize("form", ["full", "blocks", "diagonal", "thin", "mean", "projected"])
 def test_the_sum_is_that_of_the_loop_engine(form: str, privacy: str, grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), hidden=HIDDEN[privacy]())
     x = torch.linspace(-1, 1, clients.model.size, dtype=torch.float64)
-    thin = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(6, 2) if form == "thin" else None
+    some = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(6, 2)
+    thin = some if form in ("thin", "projected") else None
     given: tuple[Any, Any] = ("blocks" if form == "thin" else form, thin)
     sent = len(grid.received)
     found = clients.curvature_sum(x, WEIGHTS, *given)
@@ -54,6 +56,7 @@ def test_the_sum_is_that_of_the_loop_engine(form: str, privacy: str, grid: Memor
     replies = [Reply.from_records(m.content) for m in grid.received[sent:]]
     arrays = [a for r in replies for a in r.arrays.values()]
     numbers = {"full": 18 * 19 // 2, "blocks": 3 * 6 * 7 // 2, "diagonal": 18, "thin": 3 * 6 * 2}
+    numbers |= {"mean": 6 * 7 // 2, "projected": 3 * 3}
     assert {a.size for a in arrays} == {numbers[form]}  # of symmetric matrices one triangle
     assert {a.dtype.name for a in arrays} == {"float64" if privacy == "none" else "uint64"}
     up = int(clients.traffic.up.sum())
@@ -115,12 +118,16 @@ def test_models_without_second_derivatives_decline(tmp_path: Path) -> None:
     assert clients.curvature_sum(clients.initial(Stream(0)), WEIGHTS) == "the model is not linear"
 
 
-def test_fair_newton_takes_its_metric_as_in_a_simulation(grid: MemoryGrid) -> None:
-    algorithm = FairNewton(ChiSquare(0.5))
+@pytest.mark.parametrize("metric", ["auto", "projected"])
+def test_fair_newton_takes_its_metric_as_in_a_simulation(
+    metric: MetricKind, grid: MemoryGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equifed.steps.metric.AXES", 3)
+    algorithm = FairNewton(ChiSquare(0.5), metric=metric)
     expected = train(algorithm, loop_clients(convex(), task()), rounds=8, seed=3)
     found = train(algorithm, flower_clients(grid, task()), rounds=8, seed=3)
     notes = [e["reason"] for e in found.events if "second-order steps" in e["reason"]]
-    assert len(notes) == 1
+    assert len(notes) == 1 and ("projected" in notes[0]) == (metric == "projected")
     assert found.parameters is not None and expected.parameters is not None
     for key, value in expected.parameters.items():
         torch.testing.assert_close(found.parameters[key], value, rtol=0, atol=1e-8)

@@ -107,6 +107,10 @@ def test_thin_products_and_diagonals_are_those_of_the_blocks(case: str, own: str
     torch.testing.assert_close(clients.curvature_sum(x, WEIGHTS, thin=thin).blocks, blocks @ thin)
     diagonal = clients.curvature_sum(x, WEIGHTS, "diagonal").blocks
     torch.testing.assert_close(diagonal, blocks.diagonal(dim1=1, dim2=2))
+    mean = clients.curvature_sum(x, WEIGHTS, "mean").blocks
+    torch.testing.assert_close(mean, blocks.mean(dim=0, keepdim=True))
+    projected = clients.curvature_sum(x, WEIGHTS, "projected", thin).blocks
+    torch.testing.assert_close(projected, thin.T @ blocks @ thin)
 
 
 def profile_hessian(clients: InProcessClients, x: torch.Tensor) -> torch.Tensor:
@@ -153,7 +157,7 @@ def test_own_parts_that_move_by_local_steps_have_no_hessian() -> None:
     assert "own parameters" in clients.curvature_sum(point(clients), WEIGHTS)
 
 
-@pytest.mark.parametrize("form", ["full", "blocks", "diagonal"])
+@pytest.mark.parametrize("form", ["full", "blocks", "diagonal", "mean"])
 @pytest.mark.parametrize("case", CASES)
 def test_engines_agree_and_book_the_same(
     case: str, form: str, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
 from equifed.contract import Clients, Federated, Index, Info, Losses, Proof, Stream, Vector, Weights
 from equifed.contract.algorithm import Bound
 from equifed.contract.arrays import ClientVectors
+from equifed.contract.curvature import Form
 from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
 from equifed.steps.metric import (
     Metric,
@@ -73,8 +74,10 @@ class FairNewton(Federated):
     ----------
     objective : SaddleObjective
         Set and penalty of the weights.
-    metric : {"auto", "full", "low-rank"}
-        What of the Hessians is summed. ``"auto"`` is full, and of low rank for very large models.
+    metric : {"auto", "full", "projected", "low-rank"}
+        What of the Hessians is summed. ``"auto"`` is full where little is sent. Where many classes
+        have large blocks it is projected: their mean once, and then 100 directions of each block.
+        For very large models it is of low rank.
     patience : int
         Rounds without an answer after which a client leaves Lambda until it is back.
 
@@ -137,7 +140,7 @@ class FairNewton(Federated):
             form = "the inner products of the clients' gradients are hidden from the server"
         elif len(clients.names) <= MOST_CLIENTS:
             form = self._without_convexity(clients) or choose_form(clients, x, self.metric)
-        if isinstance(form, str) and form not in ("full", "blocks"):
+        if isinstance(form, str) and form not in get_args(Form):
             raise ValueError(f"FairNewton cannot run here: {form}. Use ScaffPD.")
         return MetricSizes(1.0, 0.0, 0.0, form=form)
 
@@ -166,7 +169,7 @@ class FairNewton(Federated):
             size = size.corrected(x, c.weighted_sum(weights))
             if not stale:
                 return replace(size, age=size.age + 1), None
-        metric, summed = form_metric(everyone.behind, x, weights, size.form, stream)
+        metric, summed = form_metric(everyone.behind, x, weights, size.form, stream, size.metric)
         bound = None
         known = summed.constant and summed.exact and everyone.inexactness(x) is None
         if known and weights.min() >= 0:

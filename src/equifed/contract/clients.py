@@ -193,7 +193,8 @@ class Clients(ABC):
     ) -> CurvatureSum | str:
         """Return the sum of the clients' Hessians at x by ``weights`` >= 0, or why there is none.
 
-        One exchange. ``thin`` of shape (q, r) asks for the product of every block with it alone.
+        One exchange. ``thin`` of shape (q, r) asks for the product of every block with it alone,
+        or, in the form "projected", with it on both sides.
         """
         return "this engine does not add up second derivatives"
 

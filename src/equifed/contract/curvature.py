@@ -10,8 +10,9 @@ import numpy as np
 
 from equifed.contract.arrays import BlockMatrix, Losses, Vector, Weights
 
-Form = Literal["full", "blocks", "diagonal"]
-"""What of the Hessians is summed: all of them, one block for each output, or their diagonals."""
+Form = Literal["full", "blocks", "diagonal", "mean", "projected"]
+"""What of the Hessians is summed: all of them, one block for each output, or of these blocks the
+diagonals, the mean, or what they are in a few directions (T' H T, T being thin)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,8 @@ class CurvatureSum(BlockMatrix):
     r"""A weighted sum :math:`P = \sum_i w_i H_i(x)` of the clients' Hessians, in float64 blocks.
 
     H_i has the L2 penalty in it, and may be an upper bound of the Hessian of f_i at x. Blocks are
-    (b, q, r) where they were multiplied with a thin matrix, and (b, q) where they are diagonals.
+    (b, q, r) where they were multiplied with a thin matrix, (b, r, r) where they were projected on
+    it, (1, q, q) where they are a mean, and (b, q) where they are diagonals.
     """
 
     penalty: float  # the L2 penalty's part of the diagonal; 0 where it is not the same everywhere

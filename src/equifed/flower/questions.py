@@ -80,20 +80,19 @@ class FlowerQuestions(Messenger):
         if isinstance(like, str):
             return like
         check_sum_weights(weights, len(self.index))
-        size = pack_blocks(like.blocks, thin is not None).numel()
+        size = pack_blocks(like.blocks, thin is not None and form == "blocks").numel()
         room = 8 * size + ROOM + HEADER_SHARE * len(self.members.names)
         self.mailbox.largest = max(self.mailbox.largest, room)
         arrays = {"x": pack_tensor(x)}
         if thin is not None:
             arrays["thin"] = pack_tensor(thin.to(x.dtype))
+        by = thin if form == "blocks" else None  # what a product that is not symmetric has in it
         stream = Stream(0, ("round", self.round, f"curvature {form}"))
         requests = self.write_requests("curvature", stream, {"form": form}, arrays)
         if self.hidden is None:
-            total: Tensor | str = self._sum_clear(requests, weights, like, thin)
+            total: Tensor | str = self._sum_clear(requests, weights, like, by)
         else:
-            total = self._sum_hidden(
-                requests, self.describe_sum("curvature", x, weights), like, thin
-            )
+            total = self._sum_hidden(requests, self.describe_sum("curvature", x, weights), like, by)
         if isinstance(total, str):
             return total
         return replace(like, blocks=total, penalty=like.penalty * float(weights.sum()))

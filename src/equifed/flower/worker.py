@@ -300,10 +300,12 @@ class Worker:
         x, thin = self._sent("x"), None
         if "thin" in self.request.arrays:
             thin = self._tensor(np.asarray(self.request.arrays["thin"]))
-        found = self.engine.curvature_sum(x, np.ones(1), self.args["form"], thin)
+        form = self.args["form"]
+        found = self.engine.curvature_sum(x, np.ones(1), form, thin)
         if isinstance(found, str):
             raise WireError(found)
-        packed = _array(pack_blocks(found.blocks, thin is not None).to(self.engine.model.dtype))
+        packed = pack_blocks(found.blocks, thin is not None and form == "blocks")
+        packed = _array(packed.to(self.engine.model.dtype))
         if "mask" not in self.args:
             self.policy.allow_clear()
             return self.request.reply({}, {"curvature": packed})

@@ -208,8 +208,10 @@ class LinearHessian:
         cls, model: FlatModel, form: Form, thin: Tensor | None = None, profile: bool = False
     ) -> LinearHessian | str:
         """Return the Hessians of a model, or why not; ``profile``: own biases are the best ones."""
-        if thin is not None and form != "blocks":
+        if thin is not None and form not in ("blocks", "projected"):
             raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
+        if thin is None and form == "projected":
+            raise ValueError("Blocks are projected on a thin matrix; give one.")
         rows = trained_rows(model)
         if rows is None:
             return "the model is not linear"
@@ -228,16 +230,21 @@ class LinearHessian:
         """Whether all outputs have one Hessian together: softmax mixes them."""
         return self.loss == "cross_entropy" and self.form == "full"
 
-    def shape(self, thin: Tensor | None = None) -> tuple[int, ...]:
-        """Return the shape of the blocks."""
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many different blocks there are, and of how many rows."""
         k, q = self.places.shape
         if self.whole:
-            k, q = 1, k * q
-        elif self.loss == "squared":
-            k = 1
+            return 1, k * q
+        return 1 if self.loss == "squared" else k, q
+
+    def shape(self, thin: Tensor | None = None) -> tuple[int, ...]:
+        """Return the shape of what is summed."""
+        b, q = self.size
         if self.form == "diagonal":
-            return k, q
-        return k, q, q if thin is None else thin.shape[1]
+            return b, q
+        r = q if thin is None else thin.shape[1]
+        return 1 if self.form == "mean" else b, r if self.form == "projected" else q, r
 
     def zeros(self, thin: Tensor | None = None) -> Tensor:
         """Return the blocks of nobody."""
@@ -259,16 +266,18 @@ class LinearHessian:
             total += (torch.stack([counts * h for h in derivatives]) @ a.square()).double()
             return
         right = a if thin is None else a @ thin.to(a)
+        left = right if self.form == "projected" else a
+        if self.form == "mean":
+            derivatives = [torch.stack(derivatives).mean(dim=0)]
         for block, h in zip(total, derivatives, strict=True):
-            block += (a.T @ ((counts * h)[:, None] * right)).double()
+            block += (left.T @ ((counts * h)[:, None] * right)).double()
 
     def add_profile(
         self, total: Tensor, x: Tensor, pieces: Iterable[Tensor], weight: float, size: int,
         thin: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Add the Hessian of one client's profile loss from pieces of its ``size`` samples."""
-        b, q = self.shape()[:2]
-        k = len(self.places)
+        (b, q), k = self.size, len(self.places)
         mixed = total.new_zeros((k, k, q // k) if self.whole else (b, q))  # H_vu
         own = total.new_zeros((k, k) if self.whole else (b,))  # H_vv
         for inputs in pieces:
@@ -290,9 +299,12 @@ class LinearHessian:
         root = mixed * (weight / (own + self.model.own_l2)).sqrt()[:, None]
         if self.form == "diagonal":
             total -= root.square()
+        elif self.form == "mean":
+            total[0] -= root.T @ root / b
         else:
-            right = root[:, None] if thin is None else (root @ thin.double())[:, None]
-            total -= root[:, :, None] * right
+            right = root if thin is None else root @ thin.double()
+            left = right if self.form == "projected" else root
+            total -= left[:, :, None] * right[:, None]
 
     def answer(self, total: Tensor, weights: Weights, thin: Tensor | None = None) -> CurvatureSum:
         """Return the blocks with the penalty's part."""
@@ -302,17 +314,19 @@ class LinearHessian:
         if self.form == "diagonal":
             total += ridge
         elif thin is not None:
-            total += ridge[:, None] * thin.to(total)
+            thin = thin.to(total)
+            ridges = ridge[:, None] * thin
+            total += thin.T @ ridges if self.form == "projected" else ridges
         else:
             total.diagonal(dim1=-2, dim2=-1).add_(ridge)
-        exact = self.form != "diagonal" and (self.loss != "cross_entropy" or self.whole)
+        exact = self.form in ("full", "blocks") and (self.loss != "cross_entropy" or self.whole)
         common = penalty if self.model.penalised is None else 0.0  # biases may be free
         return CurvatureSum(total, places, common, exact, self.loss == "squared")
 
     def numbers(self, thin: Tensor | None = None) -> int:
         """Return how many numbers a client sends: of a symmetric matrix one triangle."""
         shape = self.shape(thin)
-        if self.form == "diagonal" or thin is not None:
+        if self.form == "diagonal" or (thin is not None and self.form == "blocks"):
             return int(np.prod(shape))
         return shape[0] * shape[1] * (shape[1] + 1) // 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -16,7 +17,7 @@ from equifed.contract.curvature import CurvatureSum, Form
 from equifed.objectives.base import SaddleObjective
 from equifed.steps.schedules import StepSizes, epsilon
 
-MetricKind = Literal["auto", "low-rank", "full"]
+MetricKind = Literal["auto", "low-rank", "projected", "full"]
 
 WHOLE = 1000
 """Parameters up to which outputs that softmax mixes have one Hessian together."""
@@ -26,6 +27,12 @@ BLOCKS = 1 << 25
 
 WORK = 2e11
 """Products of numbers in a sum of Hessians up to which it is taken whole; beyond it, low rank."""
+
+SENT = 1e8
+"""Bytes that all clients' blocks may have for whole ones to be summed; beyond it, projected."""
+
+AXES = 100
+"""Directions that a projected metric has of every block's own."""
 
 RANK = 64
 """Columns of the random matrix by which a low-rank metric is found."""
@@ -50,6 +57,8 @@ class Metric:
     rest: Vector | None = None  # (b,): what P is on everything orthogonal to them
     steps: Vector | None = None  # (m, d): steps of the model
     changes: Vector | None = None  # (m, d): what they did to the gradient
+    mean: Vector | None = None  # (q, q): the mean block of a projected metric, penalty apart
+    axes: Vector | None = None  # (q, r): its first eigenvectors
 
     def solve(self, rows: Vector) -> Vector:
         """Return P^-1 v for the rows v of a matrix, in float64."""
@@ -161,8 +170,9 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
 
     ``"full"`` has all of the Hessian up to :data:`WHOLE` parameters, and beyond that one block for
     each output that softmax mixes. ``"auto"`` is full as long as the blocks have no more than
-    :data:`BLOCKS` numbers and take no more than :data:`WORK` to sum, and of low rank beyond. The
-    diagonals tell how many there are.
+    :data:`BLOCKS` numbers, take no more than :data:`WORK` to sum and no client sends much; it is
+    projected where many blocks would send more than :data:`SENT` bytes, and of low rank beyond.
+    The diagonals tell how many there are.
     """
     share = np.full(len(clients.index), 1 / len(clients.index))
     shape = clients.curvature_sum(x, share, "diagonal")
@@ -170,6 +180,11 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
         return shape
     (b, q), k = shape.blocks.shape, len(shape.places)
     numbers = b * q * q
+    if kind == "projected" or (kind == "auto" and k * q > WHOLE and numbers <= BLOCKS):
+        sent = numbers // 2 * x.element_size() * len(clients.index)
+        pays = kind == "projected" or sent > SENT
+        if pays and b > 1 and q > AXES:
+            return "projected"
     large = numbers > BLOCKS or numbers * int(clients.sizes.sum()) > WORK
     if kind == "low-rank" or (kind == "auto" and large):
         return min(RANK, q)
@@ -177,12 +192,14 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
 
 
 def form_metric(
-    clients: Clients, x: Vector, weights: Weights, kind: Form | int, stream: Stream
-) -> tuple[Metric, CurvatureSum]:
+    clients: Clients, x: Vector, weights: Weights, kind: Form | int, stream: Stream,
+    old: Metric | None = None,
+) -> tuple[Metric, CurvatureSum]:  # fmt: skip
     """Return the metric of the clients' Hessians at x, summed by the sizes of ``weights``.
 
     ``kind`` is a form of the sum, or the rank of an approximation: by one product with a random
-    thin matrix, Nystroem's (Frangella, Tropp and Udell 2023).
+    thin matrix, Nystroem's (Frangella, Tropp and Udell 2023). A projected metric keeps the mean
+    block and the axes of the ``old`` one.
     """
 
     def ask(form: Form, thin: Vector | None = None) -> CurvatureSum:
@@ -191,6 +208,8 @@ def form_metric(
             raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
         return found
 
+    if kind == "projected":
+        return _project(ask, old)
     if not isinstance(kind, int):
         found = ask(kind)
         lift = 1e-13 if found.penalty > 0 else 1e-10  # what rounding leaves of rank
@@ -201,6 +220,31 @@ def form_metric(
     thin = torch.linalg.qr(torch.as_tensor(drawn, device=x.device))[0]
     found = ask("blocks", thin)
     return _nystroem(found, thin, shape.blocks), found
+
+
+def _project(ask: Callable[..., CurvatureSum], old: Metric | None) -> tuple[Metric, CurvatureSum]:
+    r"""Return :math:`P_b = s_b M + T (C_b - s_b T^\top M T) T^\top + \text{l2}` for each block b.
+
+    M is the mean of all blocks, summed once; T holds its first eigenvectors, :math:`C_b = T^\top
+    H_b T` is what clients send of block b: 1 % of it. In the directions that T leaves out, the
+    block is the mean's, scaled by what its flatter half along T is beside that of the mean.
+    """
+    mean, axes = (None, None) if old is None else (old.mean, old.axes)
+    if mean is None or axes is None:
+        whole = ask("mean")
+        mean = whole.blocks[0].clone()
+        mean.diagonal().sub_(whole.penalty)
+        axes = torch.linalg.eigh(mean)[1].flip(1)[:, :AXES].contiguous()
+    found = ask("projected", axes)
+    eye = torch.eye(len(mean)).to(mean)
+    core, along = found.blocks - found.penalty * axes.T @ axes, axes.T @ mean @ axes
+    flat = slice(axes.shape[1] // 2, None)
+    beside = float(along.diagonal()[flat].sum())
+    scale = core.diagonal(dim1=1, dim2=2)[:, flat].sum(dim=1).clamp(min=0.0) / max(beside, 1e-300)
+    each = scale[:, None, None]
+    blocks = each * mean + axes @ (core - each * along) @ axes.T + found.penalty * eye
+    basis = factor_blocks((blocks + blocks.mT) / 2, 1e-10)
+    return Metric(found.places, basis, mean=mean, axes=axes), found
 
 
 def _nystroem(found: CurvatureSum, thin: Vector, diagonal: Vector) -> Metric:
@@ -396,7 +440,10 @@ class MetricSizes(StepSizes):
             return ()
         basis = self.metric.basis
         (b, q), kind, numbers = basis.shape[:2], "low-rank ", basis.numel()
-        if self.metric.values is None:
+        if self.metric.axes is not None:
+            kind, r = "projected ", self.metric.axes.shape[1]
+            numbers = b * r * (r + 1) // 2
+        elif self.metric.values is None:
             kind, numbers = "", b * q * (q + 1) // 2
         cost = numbers * self.origin.element_size()
         size = f"{cost / 1e6:.3g} MB" if cost >= 1e5 else f"{cost / 1e3:.3g} kB"
