@@ -174,7 +174,7 @@ def test_training_stops_at_the_gap_that_was_asked_for() -> None:
     gaps = [r.numbers["gap"] for r in history.rounds]
     assert gaps[-1] <= 1e-5 < min(gaps[:-1])
     assert history.summary()["certificate"]["gap"] == gaps[-1]
-    assert "certified" in next(e["reason"] for e in history.events if e["event"] == "stopped")
+    assert "is proved" in next(e["reason"] for e in history.events if e["event"] == "stopped")
 
 
 @pytest.mark.parametrize("name", ["strong_convexity", "smoothness", "every"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.harness.experiment import EXPERIMENTS, definition
+from experiments.harness.plan import STARTED
 from experiments.harness.running import reproduce
 
 from equifed.runs import personalise as fine_tune
@@ -96,6 +97,11 @@ def test_the_round_is_chosen_by_validation_images_alone() -> None:
     assert module.choose(tries, [0.03, 0.1]) == {"lr": 0.03, "round": 2, "test": [0.2, 0.3]}
 
 
+def read_runs(folder: Path) -> list[dict[str, Any]]:
+    paths = (path for path in (folder / "runs").glob("*.json") if path.name != STARTED)
+    return [json.loads(path.read_text()) for path in paths]
+
+
 def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) -> None:
     """Each seed's own bias after training comes from the run that it is compared with."""
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))  # the short form needs no files
@@ -109,7 +115,7 @@ def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) 
     row = f"{trained}, own bias after training"
     assert set(rows) == {trained, fair, "alone", row, "ours", "majority class"}
     assert all((row["runs begun"], row["runs ended"]) == (3, 3) for row in rows.values())
-    files = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")]
+    files = read_runs(tmp_path)
     held_out = "validation, own bias after training"
     tries = [one["splits"] for one in files if held_out in one["splits"]]
     assert len(tries) == 4  # fitted to other validation images than they are judged by
@@ -148,7 +154,7 @@ def test_validation_samples_choose_between_own_biases_and_fine_tuning(
                                "groups": [[fair]], "seeds": [0],
                                "personalise": {fair: ["bias", "all"]}}  # fmt: skip
     outcome = reproduce("own-cifar", tmp_path, quick=True, changes=changes)
-    files = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")]
+    files = read_runs(tmp_path)
     words = next(row[1] for row in outcome.tables["choice"].rows if row[3] == "chosen")
     (chosen,) = [one for one in files if one["settings"] == words and "validation" in one["splits"]]
     (final,) = [one for one in files if "test" in one["splits"]]

@@ -236,7 +236,7 @@ def test_every_private_name_of_flwr_is_as_we_use_it() -> None:
 
 
 def test_private_names_of_flwr_stand_in_one_file() -> None:
-    public = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+    public = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
     root = Path(flwr_private.__file__).parents[1]
     for path in root.rglob("*.py"):
         if path.name == "flwr_private.py":

@@ -39,12 +39,13 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self):
-        """Return the addresses that the page asked for."""
+        """Return the addresses that the page asked for; a browser's new tab asks for its own."""
         messages = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
         return [
             m["params"]["request"]["url"]
             for m in messages
             if m["method"] == "Network.requestWillBeSent"
+            and not m["params"]["documentURL"].startswith("chrome")
         ]
 
     def phone(self, width=390, height=844):

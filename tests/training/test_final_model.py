@@ -253,7 +253,7 @@ def test_certified_without_certificates_is_the_last_and_no_secret() -> None:
 
 
 def test_a_stop_at_a_gap_and_another_model_contradict_each_other() -> None:
-    with pytest.raises(ValueError, match="gives out the certified model, not 'last'"):
+    with pytest.raises(ValueError, match="returns the certified model, not 'last'"):
         play(PROVED, stop=[StopWhen(at_gap=0.1)], give_out="last")
     with pytest.raises(ValueError, match="give_out must be one of auto, last, certified"):
         play(PROVED, give_out="best")

@@ -33,6 +33,7 @@ class ExcessRisk(Adapted):
 
     Examples
     --------
+    >>> import numpy as np
     >>> regret = ExcessRisk(baselines=(0.5, 2.0))
     >>> regret.value(np.array([1.0, 2.25])), regret.weights(np.array([1.0, 2.25]))
     (0.5, array([1., 0.]))
