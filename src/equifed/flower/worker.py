@@ -304,8 +304,8 @@ class Worker:
         found = self.engine.curvature_sum(x, np.ones(1), form, thin)
         if isinstance(found, str):
             raise WireError(found)
-        packed = pack_blocks(found.blocks, thin is not None and form == "blocks")
-        packed = _array(packed.to(self.engine.model.dtype))
+        vector = pack_blocks(found.blocks, thin is not None and form == "blocks")
+        packed = _array(vector.to(self.engine.model.dtype))
         if "mask" not in self.args:
             self.policy.allow_clear()
             return self.request.reply({}, {"curvature": packed})
