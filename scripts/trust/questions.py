@@ -31,10 +31,13 @@ from flwr.app import Message
 from numpy.typing import NDArray
 from tests.flower.grid import MemoryGrid, memory_grid
 
+from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.plan import Plan, sign_plan
 from equifed.flower.rehearsal import make_plan
+from equifed.flower.secure.masks import from_fixed
+from equifed.flower.secure.session import Published, from_hex, open_sum
 from equifed.flower.wire import VERBS, Reply, Request
 from equifed.runs.build import load_data
 from equifed.training.signing import public_of
@@ -78,10 +81,14 @@ class Server:
     ) -> Reply:
         """Send one request to one site and return its reply."""
         given = arrays if x is None else {"x": x, **arrays}
-        tag = "/".join(str(word) for word in args.get("address", [op])) + "#0"
-        request = Request(op, self.plan.run, tag, at, args, given)
+        named = "/".join(str(word) for word in args.get("address", [op])) + "#0"
+        tag = str(args.pop("tag", named))
+        return self.send(Request(op, self.plan.run, tag, at, args, given), at)
+
+    def send(self, request: Request, at: int) -> Reply:
+        """Send a request to a site and return its reply."""
         node = next(n for n, c in self.grid.contexts.items() if c.node_config["partition-id"] == at)
-        message = Message(request.to_records(), node, VERBS[op].message)
+        message = Message(request.to_records(), node, VERBS[request.op].message)
         (sent,) = self.grid.push_messages([message])
         (reply,) = self.grid.pull_messages([sent])
         return Reply.from_records(reply.content)
@@ -139,10 +146,13 @@ def agree(server: Server) -> Vector:
 
 
 def open_epoch(server: Server, x: Vector) -> dict[str, Any]:
-    """Take the first steps of a hidden sum with all four sites; return its table."""
+    """Take the first steps of a hidden sum with all four sites; return its table.
+
+    ``x`` is the model of all, or has one row for each.
+    """
     table, everybody = {"name": "epoch", "slots": 2, "bits": 40}, range(len(server.grid.apps))
-    for i in everybody:
-        server.gradient(x, 1, at=i)
+    for i, row in zip(everybody, np.broadcast_to(x, (len(everybody), server.size)), strict=True):
+        server.gradient(row, 1, at=i)
     keys = {str(i): server.ask("keys", {"mask": table}, at=i).numbers for i in everybody}
     shares = {
         i: server.ask("shares", {"mask": {**table, "parties": keys}}, at=i).numbers
@@ -154,7 +164,26 @@ def open_epoch(server: Server, x: Vector) -> dict[str, Any]:
             kind: {j: n[kind][str(i)] for j, n in told.items()} for kind in ("boxes", "digests")
         }
         server.ask("boxes", {"mask": {**table, **boxes}}, at=i)
-    return {**table, "slot": 0, "part": "vector"}
+    return {**table, "slot": 0, "part": "vector", "parties": keys}
+
+
+def read_sum(server: Server, x: Vector) -> Vector:
+    """Return what a server reads out of a hidden sum of the sites' gradients, with equal weights.
+
+    ``x`` is the model of all, or has one row for each.
+    """
+    agree(server)
+    table, everybody = open_epoch(server, x), range(len(server.grid.apps))
+    mask = {**table, "weights": {str(i): 1 / len(everybody) for i in everybody}}
+    args = {"key": "round/1/gradient#0/gradient", "mask": mask, "address": ["sum"], "round": 0}
+    masked = {i: server.ask("sum", dict(args), at=i).arrays["masked"] for i in everybody}
+    told = {"mask": {**mask, "arrived": list(everybody)}}
+    shares = {
+        i: from_hex(server.ask("unmask", dict(told), at=i).numbers["shares"], dict)
+        for i in everybody
+    }
+    parties = {int(i): Published.from_dict(keys) for i, keys in table["parties"].items()}
+    return np.asarray(from_fixed(open_sum(masked, shares, table["name"], 0, parties), 40))
 
 
 def ask_sum(server: Server, weights: dict[str, float]) -> Reply:
@@ -272,6 +301,51 @@ def lie_about_weights(server: Server) -> Reply:
     return ask_sum(server, {"0": 0.5, "1": 0.5, "7": 0.5})
 
 
+def other_position(server: Server) -> Reply:
+    """Ask as if the site were another client, whose minibatches are others."""
+    x = agree(server)
+    server.gradient(x, 1)
+    address = ["round", 1, "gradient"]
+    args = {"seed": server.plan.seed, "address": address, "round": 1, "batch_size": None}
+    request = Request("gradient", server.plan.run, "round/1/gradient#0", 3, args, {"x": x})
+    return server.send(request, VICTIM)
+
+
+def other_name(server: Server) -> Reply:
+    """Keep a gradient under the name of another round's."""
+    return server.gradient(agree(server), 1, tag="round/2/gradient#0")
+
+
+def other_round(server: Server) -> Reply:
+    """Say another round than the question's."""
+    return server.gradient(agree(server), 1, address=["round", 2, "gradient"])
+
+
+def other_start(server: Server) -> Reply:
+    """Choose the seed of own parts."""
+    return server.gradient(agree(server), 1, start=[7, "initial"])
+
+
+def steered_away(server: Server) -> Reply:
+    """Lead local steps to a far model from a short one."""
+    x, work = agree(server), LocalSGD(lr=0.05, steps=20).work().to_dict()
+    address = ["round", 1, "local"]
+    args = {"seed": server.plan.seed, "address": address, "round": 1, "work": work}
+    return server.ask("local", {**args, "control": None, "slope": None}, x, control=x + 1e6)
+
+
+def two_unmaskings(server: Server) -> Reply:
+    """Lie about who is there, to get both of somebody's masks."""
+    weights = dict.fromkeys("0123", 0.25)
+    table = {**open_epoch(server, agree(server)), "weights": weights}
+    key = {"key": "round/1/gradient#0/gradient", "address": ["sum"], "round": 0}
+    assert not (reply := server.ask("sum", {**key, "mask": table})).error, reply.text
+    for arrived in ([0, 1, 2, 3], [0, 1, 2]):
+        told = {**table, "arrived": arrived}
+        reply = server.ask("unmask", {"mask": told, "address": ["unmask"]})
+    return reply
+
+
 def deleted_account(server: Server) -> Reply:
     """Use a plan again, after a site deleted what it knew of the run."""
     x = agree(server)
@@ -302,6 +376,12 @@ ATTACKS: dict[Attack, str] = {
     lonely_sum: "client 0 has 1 of the weights of a sum, the plan's cap is 0.5",
     sum_of_two: "a sum of 2 members is asked for",
     lie_about_weights: "not those of all its parties",
+    other_position: "this site is client 0 of the run, not 3",
+    other_name: "a request of 'round/1/gradient' is named 'round/2/gradient#0'",
+    other_round: "a request of round 2 is said to be of 1",
+    other_start: "own parts are drawn by another seed than the plan's",
+    steered_away: "the correction of local steps has length",
+    two_unmaskings: "this step was already taken with other content",
     deleted_account: "deleted what it knew of this run",
 }
 """Attacks, and what the site must say."""
@@ -328,9 +408,9 @@ def measure_gradient(server: Server, step: float) -> tuple[int, float]:
     return server.answered, float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 
-def true_gradient(server: Server, x: Vector) -> Vector:
-    """Return the victim's gradient, in two rows of weights and two intercepts."""
-    inputs, labels = rows_of(server)
+def true_gradient(server: Server, x: Vector, site: int = VICTIM) -> Vector:
+    """Return a site's gradient, in two rows of weights and two intercepts."""
+    inputs, labels = rows_of(server, site)
     weights, biases = x[: 2 * server.features].reshape(2, -1), x[2 * server.features :]
     scores = inputs @ weights.T + biases
     shares = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -341,9 +421,9 @@ def true_gradient(server: Server, x: Vector) -> Vector:
     return np.asarray(whole + penalty)
 
 
-def rows_of(server: Server) -> tuple[Vector, NDArray[np.int64]]:
-    """Return the victim's training rows."""
-    train = server.federation.subset([VICTIM]).train
+def rows_of(server: Server, site: int = VICTIM) -> tuple[Vector, NDArray[np.int64]]:
+    """Return a site's training rows."""
+    train = server.federation.subset([site]).train
     return train.inputs.astype(np.float64), train.targets.astype(np.int64)
 
 

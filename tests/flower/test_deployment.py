@@ -64,14 +64,14 @@ def follow(deployment: Deployment, app: Path, **settings: Any) -> tuple[Ending, 
     return run_app(app, CONNECTION, words, deployment.env, said.append), said
 
 
-def check_model(app: Path, out: Path, rounds: int) -> None:
+def check_model(app: Path, out: Path, rounds: int, clients: int = 2) -> None:
     config = AppConfig.read(app / "penguin_app" / "equifed.toml")
-    expected = simulated(config, rounds, 2)
+    expected = simulated(config, rounds, clients)
     assert expected.parameters is not None
     found = load_file(out / "model.safetensors")
     for name, value in expected.parameters.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
-    assert History.load(out).names == ("Adelie", "Gentoo")
+    assert History.load(out).names == expected.names
 
 
 def wait_until(happened: Any, seconds: float = 60) -> None:
@@ -129,10 +129,10 @@ def test_a_secure_run_whose_server_app_was_killed_goes_on_as_a_secure_run(
     app: Path, tmp_path: Path
 ) -> None:
     out, endings = tmp_path / "run", list[Ending]()
-    with make_deployment(app, tmp_path, 2, database=False) as deployment:
+    with make_deployment(app, tmp_path, 3, database=False) as deployment:
 
         def run() -> None:
-            ending, _ = follow(deployment, app, clients=2, rounds=6, privacy="secure", out=str(out))
+            ending, _ = follow(deployment, app, clients=3, rounds=6, privacy="secure", out=str(out))
             endings.append(ending)
 
         thread = threading.Thread(target=run)
@@ -142,7 +142,7 @@ def test_a_secure_run_whose_server_app_was_killed_goes_on_as_a_secure_run(
         (server,) = find_server_app(deployment)
         os.kill(server, signal.SIGKILL)
         # Flower notices after a minute; the run goes on at once, though the app says "none".
-        ending, said = follow(deployment, app, resume=True, out=str(out), clients=2)
+        ending, said = follow(deployment, app, resume=True, out=str(out), clients=3)
         assert ending == Ending(True, ""), ending.reason
     thread.join(timeout=60)
     assert endings and not endings[0].completed
@@ -152,8 +152,8 @@ def test_a_secure_run_whose_server_app_was_killed_goes_on_as_a_secure_run(
     history = History.load(out)
     assert [r.round for r in history.rounds] == [1, 2, 3, 4, 5, 6]
     assert min(r.exchanges for r in history.rounds) >= 5  # secure sums to the end; in clear it is 2
-    check_model(app, out, rounds=6)
-    for i in range(2):
+    check_model(app, out, rounds=6, clients=3)
+    for i in range(3):
         audit = (deployment.folder / "logs" / f"audit{i}.jsonl").read_text()
         left = {name for line in audit.splitlines() for name in json.loads(line).get("arrays", {})}
         assert left == {"masked"}

@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Message
 from scripts.trust.questions import (
     ATTACKS,
     Attack,
+    agree,
     measure_gradient,
     measure_row,
+    read_sum,
     run_attack,
     serve,
+    true_gradient,
 )
 from tests.conformance import cases as conformance
 from tests.flower.grid import QUICK, convex
@@ -39,6 +43,7 @@ from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Policy, SiteError
 from equifed.flower.trial.certificates import make_node_key
+from equifed.flower.wire import Reply, Request
 from equifed.flower.worker import Client
 from equifed.training.loop import train
 from equifed.training.signing import KeyProblem, make_key, public_of, read_key_file, read_private
@@ -65,6 +70,53 @@ def test_what_a_signed_server_gets_by_choosing_models_is_what_the_page_says() ->
     assert used <= 60 and plain < 1e-3 and rounded > 0.3
     with serve("secure") as server:
         assert measure_row(server, 9.0)[1] < 0.1
+
+
+def test_a_sum_whose_members_were_told_different_models_is_noise() -> None:
+    """Else the others would be sent a model at which they have no gradient."""
+    with serve("secure") as server:
+        honest = read_sum(server, np.zeros(server.size))
+        truths = [true_gradient(server, np.zeros(server.size), i) for i in range(4)]
+        np.testing.assert_allclose(honest, np.mean(truths, axis=0), atol=1e-10)
+    with serve("secure") as server:
+        models = np.ones((4, server.size))
+        models[0] = 0
+        assert np.abs(read_sum(server, models)).min() > 1.0  # of numbers up to 8.4e6
+
+
+def test_the_preparation_of_a_run_is_that_of_its_rows_and_stays(tmp_path: Path) -> None:
+    """A server that stretches rows would make a long model of a short one."""
+    plan = make_plan(AppConfig.from_dict(TABLE), settings(tmp_path))
+    grid = make_grid(tmp_path / "sites", more=listed(tmp_path))
+    given = settings(tmp_path, plan=pack_plan(sign_plan(plan, KEY)))
+    run_federation(grid, AppConfig.from_dict(TABLE), given)
+    told = json.loads((tmp_path / "run" / "preparation.json").read_text())
+    stretched = json.loads(json.dumps(told))
+    column = next(c for c in stretched["columns"] if c["kind"] == "number")
+    column["scale"] *= 1e-4
+    for run_id, sent, message in (
+        (plan.run, stretched, "another preparation than"),
+        ("0" * 16, stretched, f"column '{column['name']}' is not scaled as the rows here are"),
+        ("0" * 16, told, "another preparation than"),
+        (plan.run, told, ""),
+    ):
+        args = {"plan": sign_plan(replace(plan, run=run_id), KEY), "preparation": sent}
+        node = next(iter(grid.apps))
+        request = Request("hello", run_id, "hello/1#0", -1, args)
+        (sent_id,) = grid.push_messages([Message(request.to_records(), node, "query.hello")])
+        (answer,) = grid.pull_messages([sent_id])
+        reply = Reply.from_records(answer.content)
+        assert message in reply.text and (reply.error == "refused") == bool(message)
+
+
+def test_an_operator_who_is_listed_no_more_has_no_say_in_runs_under_way() -> None:
+    with serve("none") as server:
+        x = agree(server)
+        assert not server.gradient(x, 1).error
+        config = next(iter(server.grid.contexts.values())).node_config
+        line = public_of(KEY, "bert").line
+        Path(str(config["policy"])).write_text(f'operators = ["{line} bert"]\n')
+        assert "signed by nobody whom this site's policy lists" in server.gradient(x, 2).text
 
 
 def settings(tmp_path: Path, **given: Any) -> FederationSettings:
@@ -150,6 +202,9 @@ def test_only_listed_sites_with_their_keys_take_part(tmp_path: Path) -> None:
     swapped = {**more, "West": more["East"]}
     with pytest.raises(StartError, match="West: refused: it does not prove that it has the key"):
         run_federation(make_grid(tmp_path / "b", more=swapped), config, given)
+    unsigned = {who: given for who, given in more.items() if who != "West"}
+    with pytest.raises(StartError, match="West: refused: it does not prove that it has the key"):
+        run_federation(make_grid(tmp_path / "u", more=unsigned), config, given)
     (tmp_path / "others").write_text("".join(lines[:3]))
     known = {**more, "South": {**more["South"], "peers": str(tmp_path / "others")}}
     with pytest.raises(StartError, match="South: refused: the plan gives 'West' a key that is not"):
@@ -237,7 +292,7 @@ def test_no_honest_round_is_beyond_its_plan(
     plan = make_plan(config, given)
     federation, the_task = convex(5, seed=5), config.build_task()
     clients = [Client(federation.subset([i]), the_task, tmp_path) for i in range(5)]
-    told = {"digest": plan.digest, "text": plan.encode().decode()}
+    told = {"digest": plan.digest, **sign_plan(plan)}
     for client in clients:
         Memory(tmp_path, "rehearsal", client.name).write_record("plan", told)
     mailbox = rehearsal._Rehearsal(clients, given.deadlines)

@@ -450,19 +450,17 @@ def split_of(
 def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "sites")
     run(grid, deliver=True)
-    honest = next(
-        Request.from_records(m.content)
-        for m in grid.sent
-        if m.metadata.message_type == VERBS["deliver"].message
-    )
+    delivery = VERBS["deliver"].message
+    first = next(m for m in grid.sent if m.metadata.message_type == delivery)
+    honest, node = Request.from_records(first.content), first.metadata.dst_node_id
     x = honest.arrays["x"]
     for args, message in (
         ({"sha256": digest(x + 1), "files": {}}, "changed on its way"),
         ({"sha256": digest(x), "files": {"../x": ""}}, "other files are delivered"),
         ({"sha256": digest(x), "files": {"card.md": 3}}, "is no text"),
     ):
-        request = replace(honest, client=0, args={**honest.args, **args})
-        (sent,) = grid.push_messages([Message(request.to_records(), 100, VERBS["deliver"].message)])
+        request = replace(honest, args={**honest.args, **args})
+        (sent,) = grid.push_messages([Message(request.to_records(), node, delivery)])
         told = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
         assert told.error == "request" and message in told.text
 

@@ -20,7 +20,7 @@ import numpy as np
 from equifed.flower.memory import Memory, slug, write_private
 from equifed.flower.plan import PURPOSE, Plan, find_other, read_plan
 from equifed.flower.site import Policy, Refused
-from equifed.flower.wire import Request, digest_model
+from equifed.flower.wire import Request, digest_model, find_round
 from equifed.training.signing import KeyProblem, PublicKey, find_signer
 
 RECKONED = ("steps", "epochs", "batch_size", "proximal", "radius", "correction", "average",
@@ -30,15 +30,20 @@ RECKONED = ("steps", "epochs", "batch_size", "proximal", "radius", "correction",
 KEPT_ROUNDS = 32
 """Rounds back to which a run may be resumed: older questions are refused, even asked again."""
 
-ONCE = ("prepare", "metrics", "statistics", "deliver")
+ONCE = ("prepare", "metrics", "statistics", "deliver", "bounds")
 """Requests that belong to no round."""
 
 KEYED = ("sum", "norms")
 """Requests about vectors that a client keeps."""
 
-FREE = ("hello", "keys", "shares", "boxes", "unmask", "bounds", "recall")
-"""Requests that are not counted: steps of a hidden sum, bounds, which never change, and vectors
-that were shown before."""
+FREE = ("hello", "keys", "shares", "boxes", "unmask", "recall")
+"""Requests that are not counted: steps of a hidden sum, and vectors that were shown before."""
+
+WITHOUT = ("mask", "pins", "late", "start", "files", "sha256")
+"""What no answer to a question depends on, or is held against the plan in another way."""
+
+ALONE = ("slope", "control")
+"""What members of a sum are told apart from the others."""
 
 
 class Waiting(Exception):
@@ -66,23 +71,22 @@ def list_questions(request: Request, memory: Memory) -> list[Question]:
         stage = str(args["asked"]["stage"])
         return [Question(f"prepare {stage}", 0, _digest(args["asked"]))]
     if op in KEYED:
-        key, about = str(args["key"]), [args["key"], args.get("minus")]
-        model, scope = memory.trace(key)
+        key = str(args["key"])
+        model, scope, _ = memory.trace(key)
+        about = [model, scope, memory.trace(str(args.get("minus", "")))]
         tag, _, kind = key.rpartition("/")
         step = f"{op} {_name_place(tag.rpartition('#')[0].split('/'))} {kind}"
     else:
         address = list(map(str, args.get("address", [])))
         model = digest_model(_bytes(request, "x")) if "x" in request.arrays else ""
-        in_round = op != "metrics" and address[:1] == ["round"] and len(address) > 1
-        scope = int(address[1]) if in_round else 0
+        scope = find_round(args.get("address", [])) if op not in ONCE else 0
         step = f"{op} {_name_place(address)}".strip() if op not in ONCE else op
-        named = ("batch_size", "work", "slope", "form", "splits", "metrics", "describe", "control")
-        about = [[args.get(name) for name in named], args.get("address"), model]
+        about = [model]
     if scope == 0 and op not in ONCE:
         step = f"once {step}"
-    others = {name: digest_model(_bytes(request, name)) for name in request.arrays if name != "x"}
+    about += [_told(request, WITHOUT), _arrays(request)]
     asked = Question(
-        step, scope, _digest([step, about, others]), model, args.get("batch_size"),
+        step, scope, _digest([step, about]), model, args.get("batch_size"),
         dict(args.get("work") or {}),
     )  # fmt: skip
     if "mask" not in args:
@@ -92,6 +96,22 @@ def list_questions(request: Request, memory: Memory) -> list[Question]:
     row = _digest([asked.digest, args["mask"]["weights"]])
     summed = Question(f"{'' if scope else 'once '}opened {kind}", scope, row, model)
     return [summed] if op == "sum" else [asked, summed]
+
+
+def name_common(request: Request) -> str:
+    """Name what all members of a sum are told alike: it enters the masks, which stay otherwise."""
+    told = _told(request, (*WITHOUT, *ALONE))
+    return _digest(
+        [request.op, told, {k: v for k, v in _arrays(request).items() if k not in ALONE}]
+    )
+
+
+def _told(request: Request, without: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in request.args.items() if name not in without}
+
+
+def _arrays(request: Request) -> dict[str, str]:
+    return {name: digest_model(_bytes(request, name)) for name in request.arrays}
 
 
 def _name_place(address: Sequence[str]) -> str:
@@ -158,7 +178,7 @@ def accept_plan(
         _write_state(place, "waiting", plan, operator)
         raise Waiting(f"the people of this site have not approved the plan {plan.digest[:16]} yet")
     if not kept or changed:
-        memory.write_record("plan", {"digest": plan.digest, "text": told["text"]})
+        memory.write_record("plan", {"digest": plan.digest, **told})
         _write_state(place, "used", plan, operator)
     return plan
 
@@ -230,10 +250,13 @@ class Account:
 
     @classmethod
     def open(cls, memory: Memory, policy: Policy) -> Account | None:
-        """Return the account of a run; None where the site lets anybody ask."""
+        """Return the account of a run; None where the site lets anybody ask.
+
+        An operator whom the policy lists no more has no say in runs that are under way either.
+        """
         kept = memory.read_record("plan")
         if kept:
-            return cls(memory, read_plan(str(kept["text"])))
+            return cls(memory, read_signed(kept, policy)[1])
         if policy.operators:
             raise Refused("no plan of this run was agreed to at this site")
         return None
@@ -243,13 +266,31 @@ class Account:
         told: list[str] = []
         self._refuse_clear(request)
         record = self.memory.read_record("account")
-        asked = list_questions(request, self.memory)
-        for question in asked:
+        before = json.dumps(record)
+        self._refuse_other_place(request, record)
+        for question in list_questions(request, self.memory):
             self._check(question, request)
             told += self._count(question, record)
-        if asked:
+        if json.dumps(record) != before:
             self.memory.write_record("account", record)
         return told
+
+    def _refuse_other_place(self, request: Request, record: dict[str, Any]) -> None:
+        """Refuse another position, round or name than that of the question.
+
+        Minibatches follow from the position, and what is kept is found by its name and round.
+        """
+        args, place = request.args, record.setdefault("position", request.client)
+        if request.client != place:
+            raise Refused(f"this site is client {place} of the run, not {request.client}")
+        if "address" in args:
+            where, scope = "/".join(map(str, args["address"])), find_round(args["address"])
+            if request.tag.rpartition("#")[0] != (where or request.op):
+                raise Refused(f"a request of {where!r:.60} is named {request.tag!r:.60}")
+            if int(args.get("round", scope)) != scope:
+                raise Refused(f"a request of round {scope} is said to be of {args['round']}")
+        if args.get("start", [self.plan.seed, "initial"]) != [self.plan.seed, "initial"]:
+            raise Refused("own parts are drawn by another seed than the plan's")
 
     def _refuse_clear(self, request: Request) -> None:
         """Refuse to show a vector or a single row's answer where the plan shows sums alone."""

@@ -67,8 +67,9 @@ def make_client_app(
     def load(context: Context) -> Client:
         """Return the client of a node; a process that lives on loads its data once."""
         key, node = (context.run_id, context.node_id), context.node_config
+        told = read_site(node)
         if key not in loaded:
-            data, told = load_data(context), read_site(node)
+            data = load_data(context)
             if not isinstance(data, SiteData):
                 data = to_federation(data, name_site(node, context.node_id), classes)
             loaded[key] = Client(
@@ -76,12 +77,13 @@ def make_client_app(
                 task,
                 memory or find_memory(node),
                 read_partition(node),
-                Policy.of(told),
+                Policy(),
                 Identity.from_settings(node),
                 Path(str(told["results"])) if "results" in told else None,
             )
             while len(loaded) > LOADED:
                 loaded.popitem(last=False)
+        loaded[key].policy = Policy.of(told)  # as it is now
         return loaded[key]
 
     def answer(message: Message, context: Context) -> Message:

@@ -53,9 +53,14 @@ class Memory:
     def __init__(self, root: Path, run: str, client: str) -> None:
         self.folder = root / _name(run) / _name(client)
 
-    def put(self, key: str, vector: NDArray[Any], round: int, model: str = "") -> None:
-        """Keep a vector under a key, replacing what was there; ``model`` is where it comes from."""
-        self._write_vector(key, vector, {"model": model, "round": round})
+    def put(
+        self, key: str, vector: NDArray[Any], round: int, model: str = "", about: str = ""
+    ) -> None:
+        """Keep a vector under a key, replacing what was there.
+
+        ``model`` is where it comes from, ``about`` names what else was told.
+        """
+        self._write_vector(key, vector, {"model": model, "round": round, "about": about})
         self._mark_seen([key], round)
 
     def get(self, key: str) -> NDArray[Any] | None:
@@ -94,14 +99,17 @@ class Memory:
     def _own_rounds(self) -> list[int]:
         return [int(r) for r in self.read_record("own rounds").get("rounds", [])]
 
-    def trace(self, key: str) -> tuple[str, int]:
-        """Return the model and the round that a vector comes from; "" and 0 if it is not here."""
+    def trace(self, key: str) -> tuple[str, int, str]:
+        """Return model and round that a vector comes from, and what else was told for it.
+
+        They are "" and 0 for one that is not here.
+        """
         try:
             with self._place(key).open("rb") as file:
                 head = json.loads(file.readline())
-            return str(head["model"]), int(head["round"])
+            return str(head["model"]), int(head["round"]), str(head["about"])
         except (OSError, ValueError, KeyError, TypeError):
-            return "", 0
+            return "", 0, ""
 
     def read_record(self, name: str) -> dict[str, Any]:
         """Return a small record, empty if there is none."""

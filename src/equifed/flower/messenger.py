@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from equifed.flower.mailbox import Answers, Check, Mailbox
 from equifed.flower.matrices import digest_tensor
 from equifed.flower.members import Members
 from equifed.flower.secure.ledger import Ledger, Sum
-from equifed.flower.wire import Reply, Request, Sent, expect_number, expect_vector
+from equifed.flower.wire import Reply, Request, Sent, expect_number, expect_vector, find_round
 from equifed.models.losses import LOSSES
 
 Requests = dict[int, Request]
@@ -106,8 +105,12 @@ class Messenger:
         where = "/".join(str(word) for word in stream.address) or op
         tries = self._tries.get(where, 0)
         self._tries[where] = tries + 1
-        self._rounds[0] = max(self._rounds[0], _round(stream))
-        common = {"seed": stream.seed, "address": list(stream.address), "round": _round(stream)}
+        self._rounds[0] = max(self._rounds[0], find_round(stream.address))
+        common = {
+            "seed": stream.seed,
+            "address": list(stream.address),
+            "round": find_round(stream.address),
+        }
         run, tag = self.members.run, f"{where}#{tries}"
         requests = {}
         for i in self.index.tolist():
@@ -177,9 +180,3 @@ class Messenger:
         """Return what hidden sums have to say about the last round."""
         notes = [] if self.hidden is None else self.hidden.ledger.take_notes()
         return [("stale", note) for note in notes]
-
-
-def _round(stream: Stream) -> int:
-    """Return the round that a stream's address names, or 0."""
-    after = [b for a, b in pairwise(stream.address) if a == "round"]
-    return int(after[0]) if after and isinstance(after[0], int) else 0

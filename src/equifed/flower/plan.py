@@ -69,7 +69,7 @@ class Plan:
         steps = [step.removeprefix("once ").partition(" ")[0] for step in self.steps]
         hidden = ("sum", "keys", "shares", "boxes", "unmask") if "opened" in steps else ()
         asked = [*(("metrics",) if self.evaluations else ()), *steps, *hidden]
-        return [op for op in dict.fromkeys(asked) if op != "opened"]
+        return [op for op in dict.fromkeys(asked) if op not in ("opened", "bounds")]
 
     def extends(self, other: Plan) -> bool:
         """Tell whether this plan is another one with more rounds."""
@@ -154,6 +154,8 @@ def _describe(plan: Plan) -> Iterator[str]:
     yield f"models up to {plan.norm:g} lengths of the first; {plan.repeats} steps may be repeated"
     who = ", ".join(sorted(plan.members)) or "anybody whom the host lets in"
     yield f"who takes part: {who}"
+    if plan.privacy == "secure" and not plan.members:
+        yield "WARNING: nobody's key is in the plan, so the server could play the other members"
 
 
 def count(times: int) -> str:

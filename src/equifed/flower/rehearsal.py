@@ -67,6 +67,7 @@ def make_plan(
     else:
         told = json.dumps(config.to_dict(), sort_keys=True)
         steps |= _rehearse_once(told, settings.privacy, settings.clients)
+        steps["bounds"] = about
         steps |= {f"prepare {stage}": about for stage in PREPARE if config.table is not None}
     again = 0 if settings.deadlines.on_missing != "continue" else 2 + rounds // 10
     return Plan(

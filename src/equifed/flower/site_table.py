@@ -19,7 +19,7 @@ from equifed.data.columns import Columns, find_categories, group_rows, naming, r
 from equifed.data.federation import Federation
 from equifed.data.fit import Question, ask_kinds, describe_rows, describe_target
 from equifed.data.infer import find_misused_groups
-from equifed.data.preparation import Preparation, Prepare, Target
+from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
 from equifed.data.split import MANY, DataError, Holdout, Labels
 from equifed.data.table import (
     TableRequest,
@@ -35,6 +35,9 @@ from equifed.flower.site import name_site, read_site
 from equifed.flower.task import Schema, shorten_names
 
 KINDS = ("numbers", "texts", "dates")
+
+STRETCH = 50.0
+"""Deviations of all rows that a site's rows lie from the mean, as a root of the mean of squares."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,26 @@ class SiteData:
         }
         schema = Schema(*kind, digest, shorten_names(names))
         return {"schema": schema.to_dict(), "model": "", "table": told}
+
+
+def find_stretched(made: Federation, fitted: Preparation, agreed: Prepare) -> str:
+    """Name the column that a preparation stretches as none does that was fitted to such rows.
+
+    Whoever runs the server says what the preparation is: stretched rows would make a long model of
+    a short one, and a stretched target large losses of small ones, which rounding hides no more.
+    """
+    train = made.train
+    for name, values in zip(fitted.feature_names, train.inputs.T, strict=True):
+        if agreed.scale is not None and not np.sqrt(np.mean(np.square(values))) <= STRETCH:
+            return name
+    plain = [c for c in fitted.columns if isinstance(c, NumberColumn) and agreed.scale is None]
+    moved = [c.name for c in plain if (c.centre, c.scale) != (0.0, 1.0)]
+    target = fitted.target
+    if target.classes is None and agreed.target_scale is None and target.is_scaled:
+        moved.append(target.name)
+    elif target.classes is None and agreed.target_scale is not None:
+        moved += [target.name] * (not np.sqrt(np.mean(np.square(train.targets))) <= STRETCH)
+    return moved[0] if moved else ""
 
 
 def read_arrays(path: str | Path) -> dict[str, Any]:

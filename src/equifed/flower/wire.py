@@ -13,13 +13,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the messages; both sides must have the same."""
 
 REQUEST_LIMIT = 1 << 26
@@ -200,6 +201,16 @@ def expect_number(
     if number < least:
         raise WireError(f"{name} is {number}, and cannot be below {least:g}")
     return number
+
+
+def find_round(address: Sequence[Any]) -> int:
+    """Return the round that a stream's address names, or 0.
+
+    >>> find_round(["round", 3, "local"]), find_round(["evaluate"])
+    (3, 0)
+    """
+    after = [b for a, b in pairwise(address) if a == "round"]
+    return int(after[0]) if after and isinstance(after[0], int) else 0
 
 
 def digest_model(data: bytes) -> str:

@@ -29,13 +29,13 @@ from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
-from equifed.flower.account import Account, accept_plan
+from equifed.flower.account import Account, accept_plan, name_common
 from equifed.flower.hidden_fit import find_names, to_vector
 from equifed.flower.matrices import pack_blocks, read_metric
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.secure.masking import Identity, Masking, Signer
-from equifed.flower.site import Policy
-from equifed.flower.site_table import SiteData
+from equifed.flower.site import Policy, Refused
+from equifed.flower.site_table import SiteData, find_stretched
 from equifed.flower.statistics import describe_arrays, describe_table, find_far
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
 from equifed.flower.wire import (
@@ -104,7 +104,14 @@ class Client:
             fitted, table = Preparation.from_json(told), self.data.table
             for sentence in (*table.told, *table.find_duplicates(fitted)):
                 log.warning("equifed: %s", sentence)
-            self._prepared = key, table.prepare(fitted, self.data.settings.dtype)
+            made, agreed = table.prepare(fitted, self.data.settings.dtype), table.request.prepare
+            column = find_stretched(made, fitted, agreed)
+            if column:
+                raise Refused(
+                    f"column {column!r:.60} is not scaled as the rows here are; are its units "
+                    "those of the others?"
+                )
+            self._prepared = key, made
         return self._prepared[1]
 
     def build_engine(self, federation: Federation, position: int) -> OneClient:
@@ -166,10 +173,11 @@ class Worker:
         if "x" in self.request.arrays:
             first = self.client.measure_first(self.engine, account.plan.seed)
             account.check_model("the model", float(self._sent("x").double().norm()), first)
-            if self.args.get("control") is not None:
+            steering = [name for name in ("target", "control") if name in self.request.arrays]
+            for name in steering:
                 work = LocalWork.from_dict(self.args["work"])
                 way = work.lr * float(work.steps_for([self.client.sizes["train"]])[0])
-                moved = way * float(self._sent("target").double().norm())
+                moved = way * float(self._sent(name).double().norm())
                 account.check_model("the correction of local steps", moved, first)
         return account.admit(self.request)
 
@@ -200,12 +208,12 @@ class Worker:
         if isinstance(client.data, SiteData):
             if told is not None:
                 Preparation.from_json(told)  # refuses what is none
-                self.memory.write_record("preparation", told)
+                self._take_once("preparation", told)
             about |= client.data.describe()
             if not self.memory.read_record("preparation"):
                 return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
             if self.policy.show_by_name:
-                notes += find_far(client.data.table, self.args.get("totals", {}))
+                notes += find_far(client.data.table, self._take_once("totals"))
         size, dtype = self._kind()
         self.policy.check_bytes("the model has", size * np.dtype(dtype).itemsize)
         schema, model = Schema.of(self.federation).to_dict(), self.task.fingerprint(self.engine)
@@ -229,7 +237,7 @@ class Worker:
             text = json.dumps(asked, sort_keys=True, default=str)
             question = hashlib.sha256(text.encode()).hexdigest()
             return self.request.reply(
-                {}, {"masked": self._masking().mask(vector, "prepare", question, 0)}
+                {}, {"masked": self._masking().mask(vector, "prepare", question, 0, "")}
             )
         self.policy.allow_clear()
         return self.request.reply({}, {"vector": vector})
@@ -277,6 +285,10 @@ class Worker:
             target=target,
             slopes=None if slope is None else np.array([float(slope)]),
         )
+        if self.account is not None and moved.displacement is not None:
+            first = self.client.measure_first(self.engine, self.account.plan.seed)
+            after = self._sent("x").double() - moved.displacement.weighted_sum(np.ones(1))
+            self.account.check_model("the model after local steps", float(after.norm()), first)
         if self.engine.remembers_own():
             self.memory.keep_own(self.round, _array(self.engine.own_after()[0]))
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
@@ -310,8 +322,9 @@ class Worker:
             self.policy.allow_clear()
             return self.request.reply({}, {"curvature": packed})
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
+        about = name_common(self.request)
         return self.request.reply(
-            {}, {"masked": self._masking().mask(packed, "curvature", model, self.round)}
+            {}, {"masked": self._masking().mask(packed, "curvature", model, self.round, about)}
         )
 
     def bounds(self) -> Reply:
@@ -400,19 +413,30 @@ class Worker:
             raise WireError(f"no own part can be fitted here: {error}") from error
         return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in names]).to(x)
 
+    def _take_once(self, what: str, told: Any = None) -> Any:
+        """Return what was said with the hello of a run, which cannot be changed later."""
+        told = self.args.get(what) if told is None else told
+        kept = self.memory.read_record(what)
+        if told and kept and told != kept:
+            raise Refused(f"another {what} than this site was told before in this run")
+        if told and not kept:
+            self.memory.write_record(what, told)
+        return told or {}
+
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
         shorten = self.policy.shorten
         rows = {name: shorten(_array(vectors.matrix[0])) for name, vectors in parts.items()}
         model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
+        about = name_common(self.request)
         for name, row in rows.items():
-            self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
+            self.memory.put(f"{self.request.tag}/{name}", row, self.round, model, about)
         if self.args["give"]:
             self.policy.allow_clear()
             return self.request.reply(numbers, rows)
         if "mask" in self.args:
             kind = str(self.args["mask"]["part"])
-            masked = self._masking().mask(rows[kind], kind, model, self.round)
+            masked = self._masking().mask(rows[kind], kind, model, self.round, about)
             return self.request.reply(numbers, {"masked": masked})
         return self.request.reply(numbers)
 

@@ -117,14 +117,18 @@ class Masking:
         steps = {"keys": self.publish, "shares": self.share}
         return (steps | {"boxes": self.check_boxes, "unmask": self.unmask})[op]()
 
-    def mask(self, vector: NDArray[Any], kind: str, model: str, round: int) -> Words:
-        """Return a vector of a kind, model and round, times its public weight, under masks."""
+    def mask(self, vector: NDArray[Any], kind: str, model: str, round: int, about: str) -> Words:
+        """Return a vector of a kind, model and round, times its public weight, under masks.
+
+        ``about`` names what else all members were told. It enters the masks as the rest does: where
+        a server tells members different things, the sum is noise.
+        """
         slot, parties = int(self.args["slot"]), self._agreed_parties()
         weights, bits = self._weights(parties), int(self.args["bits"])
         words = to_fixed(
             np.asarray(vector, dtype=np.float64) * weights[self.own], len(parties), bits
         )
-        row = name_row(weights, bits)
+        row = f"{name_row(weights, bits)} of {kind} {model} {round} {about}"
         self._do_once(f"masked {slot}", _encode([sorted(parties), row]) + words.tobytes())
         sums = self.memory.read_record(self._name("sums"))
         entry = {"kind": kind, "model": model, "round": round, "weights": to_keys(weights)}

@@ -21,7 +21,7 @@ from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Check
 from equifed.flower.messenger import Ask, Messenger, Requests
 from equifed.flower.secure.ledger import Ledger
-from equifed.flower.secure.masking import name_row, to_keys
+from equifed.flower.secure.masking import to_keys
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed
 from equifed.flower.secure.session import (
     Boxes,
@@ -85,9 +85,8 @@ class SecureSums:
         table = {**self._table(epoch.name), "slot": slot}
         masked = _collect(messenger, requests, weights, part, ask, table, size)
         shares = self._unmask(messenger, epoch, table)
-        row = name_row(dict(zip(requests, weights, strict=True)), self.bits)
         try:
-            words = open_sum(masked, shares, epoch.name, slot, epoch.parties, row)
+            words = open_sum(masked, shares, epoch.name, slot, epoch.parties)
         except WrongSecret as wrong:
             self._epoch = None
             raise MissingClients({wrong.client: str(wrong)}, messenger.members.names) from wrong
