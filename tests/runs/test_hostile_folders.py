@@ -525,6 +525,7 @@ ELSEWHERE = {
     "training/files.py": "the gate",
     "training/tables.py": "an archive in memory, whose bytes came through the gate",
     "training/signing.py": "a person's own keys",
+    "privacy/ledger.py": "a site's own ledger, at a path of its policy",
     "runs/config.py": "the configuration that somebody gives to run",
     "runs/evidence.py": "pages that it has just written, and the zip that it writes in memory",
     "report/page.py": "templates of the package",
