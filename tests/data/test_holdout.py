@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from equifed.data import DataError, DataWarning, Federation, Holdout
 from equifed.data.columns import group_rows, read_moments
+from equifed.data.site_table import SiteTable
 from equifed.data.split import _place_groups, divide_at_random, divide_by_time, divide_groups
 from equifed.data.table import TableRequest
-from equifed.flower.site_table import SiteTable
 
 SPLITS = ("train", "validation", "test")
 some = settings(deadline=None, max_examples=80)

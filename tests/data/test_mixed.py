@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from equifed.data import DataError, DataWarning, Federation
 from equifed.data.columns import GAP_WORDS, blank, read_columns
 from equifed.data.fit import ask_kinds, describe_rows, fit_preparation
+from equifed.data.fit_by_sums import find_names, fit_by_sums, to_vector
 from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
-from equifed.flower.hidden_fit import find_names, fit_by_sums, to_vector
 
 TARGET = Target("y", ("a", "b"))
 CHILDREN = ["1", "2", "3 or more"] * 10

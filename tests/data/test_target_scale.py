@@ -10,8 +10,8 @@ import equifed as ef
 from equifed.data import DataError, DataWarning, Federation, Preparation
 from equifed.data.columns import read_columns
 from equifed.data.fit import ask_kinds, describe_rows, fit_preparation
+from equifed.data.fit_by_sums import fit_by_sums, to_vector
 from equifed.data.preparation import Prepare, Target
-from equifed.flower.hidden_fit import fit_by_sums, to_vector
 from equifed.models.export import export
 from equifed.runs.alone import alone
 from equifed.runs.config import RunConfig

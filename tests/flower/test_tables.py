@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 from equifed.cli.flower import app as flower_cli
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
+from equifed.data.site_table import SiteTable
 from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
 from equifed.flower.app import measure_model, run_federation
@@ -33,7 +34,6 @@ from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.client import make_client_app
 from equifed.flower.handshake import StartError
 from equifed.flower.memory import Memory, digest, find_memories, write_private
-from equifed.flower.site_table import SiteTable
 from equifed.flower.wire import VERBS, Reply, Request
 from equifed.models import architectures
 from equifed.runs.load import load_predictor
@@ -282,7 +282,7 @@ def test_other_units_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     run(make_grid(tmp_path / "sites", change=scale))
     told = capsys.readouterr().out
     found = re.search(r"WARNING: East: its column 'platelets' has a mean that lies (\S+) dev", told)
-    request = AppConfig.from_dict(TABLE).table.to_request()  # type: ignore[union-attr]
+    request = AppConfig.from_dict(TABLE).table
     values = {}
     for who in SIZES:
         site = SiteTable.read(tmp_path / "sites" / f"{who}.csv", who, request)

@@ -12,7 +12,7 @@ Questions and answers are plain values that JSON can hold: ``kinds`` (how many n
 words and dates a column has; whether it is ``mixed`` and has ``many`` values), ``sums`` (of its
 numbers; counts of its categories), ``squares`` (of differences from the common mean, so that large
 offsets cost no digits). The last two ask for the values of a regression, too. Everything is added
-up, so that hidden sums do (:mod:`equifed.flower.hidden_fit`).
+up, so that hidden sums do (:mod:`equifed.data.fit_by_sums`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 ``app_config``, ``app``     the settings of an app and of a kept run; a ready ``ServerApp``
 ``handshake``               the hello: names, sizes, versions, data, and whether they fit together
 ``members``                 who takes part: the states of a node from its hello to the end
-``preparing``               one preparation for the tables of all sites, by sums (``hidden_fit``)
+``preparing``               one preparation for the tables of all sites, by sums
 ``deliver``                 what the sites get at the end of a run
 ``statistics``              what the sites have, before anything is trained
 ``server``, ``vectors``     the contract on the server's side; handles for what clients keep
@@ -14,7 +14,7 @@
 ``wire``                    requests and replies, and how they become Flower records
 ``client``, ``worker``      a ready ``ClientApp``; one client at one request
 ``node``, ``fleet``         a site's own node; its connection to the SuperLink and its audit log
-``site``, ``site_table``    what a site runs and allows (its policy); the table that it gives
+``site``                    what a site runs, gives and allows (its policy)
 ``flwr_private``            every name that is private to flwr, and whether it changed
 ``task``, ``memory``        the model that both sides build; the files of what a client keeps
 ``secure``                  sums that hide their terms: masks, the protocol, and its messages

@@ -20,12 +20,12 @@ from equifed.algorithms.guard import Guard, guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation
+from equifed.data.site_table import TableSettings
 from equifed.flower.handshake import StartError
 from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import Members
 from equifed.flower.plan import NORM
-from equifed.flower.site import Privacy, check_privacy, read_site
-from equifed.flower.site_table import SiteData, TableSettings, read_arrays
+from equifed.flower.site import Privacy, SiteData, check_privacy, read_arrays, read_site
 from equifed.flower.task import Task
 from equifed.runs.config import (
     RECORDS,

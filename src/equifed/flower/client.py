@@ -26,8 +26,15 @@ from equifed.flower.memory import LostPart
 from equifed.flower.secure.masking import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
-from equifed.flower.site import Policy, Refused, find_memory, name_site, read_partition, read_site
-from equifed.flower.site_table import SiteData
+from equifed.flower.site import (
+    Policy,
+    Refused,
+    SiteData,
+    find_memory,
+    name_site,
+    read_partition,
+    read_site,
+)
 from equifed.flower.task import Task
 from equifed.flower.wire import VERBS, Reply, Request, WireError, count_bytes
 from equifed.flower.worker import Client, Stale, Worker

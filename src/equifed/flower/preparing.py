@@ -13,10 +13,7 @@ import torch
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
 from equifed.data.fit import NOT_ASKED, Question, ask_kinds, combine_targets
-from equifed.data.preparation import NumberColumn, Preparation, Target
-from equifed.data.split import DataError
-from equifed.flower.handshake import Hello, StartError
-from equifed.flower.hidden_fit import (
+from equifed.data.fit_by_sums import (
     BASE,
     MOST_NAMES,
     Vector,
@@ -24,10 +21,13 @@ from equifed.flower.hidden_fit import (
     from_vector,
     measure_vector,
 )
+from equifed.data.preparation import NumberColumn, Preparation, Target
+from equifed.data.site_table import TableSettings
+from equifed.data.split import DataError
+from equifed.flower.handshake import Hello, StartError
 from equifed.flower.mailbox import Mailbox
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger
-from equifed.flower.site_table import TableSettings
 from equifed.flower.task import OneClient, Task
 from equifed.flower.wire import Reply, WireError, expect_vector
 

@@ -5,7 +5,9 @@ Its rules (``policy.toml``) say what it takes part in, and how much of it may le
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import math
 import sys
 import tomllib
@@ -20,7 +22,10 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from equifed.contract.local import LocalSGD, LocalWork
+from equifed.data.site_table import SiteTable, TableSettings
+from equifed.data.split import DataError
 from equifed.flower.memory import find_root
+from equifed.flower.task import Schema, shorten_names
 from equifed.flower.wire import VERBS
 from equifed.runs.schema import Checker, ConfigError, settings
 from equifed.training.signing import KeyProblem, PublicKey, read_keys
@@ -138,6 +143,67 @@ def read_partition(settings: Mapping[str, Any]) -> int | None:
     """Return which part of a data set a node has, where it says so."""
     value = settings.get("partition-id")
     return None if value is None else int(value)
+
+
+# -- its data --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """One site's table with what was agreed, and the units that its file is said to have."""
+
+    table: SiteTable
+    settings: TableSettings
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, settings: TableSettings, node: Mapping[str, Any]) -> SiteData:
+        """Read the file that a node's settings name, see :func:`read_site`."""
+        told = read_site(node)
+        if "data" not in told:
+            raise DataError(
+                "This site names no file; start its node with --node-config 'data=\"FILE.csv\"', "
+                "or 'site=\"SITE.toml\"', a file that names it."
+            )
+        name, titles = name_site(told, 0), told.get("columns", {})
+        table = SiteTable.read(str(told["data"]), name, settings, titles)
+        units = told.get("units", {})
+        strange = [c for c in units if c not in (*table.features, settings.target)]
+        if strange:
+            raise DataError(
+                f"Client {name!r}: [units] names {strange[0]!r}, which is no column that is used; "
+                "use the agreed names."
+            )
+        return cls(table, settings, units)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a hello says of a table that is not prepared yet."""
+        table, names = self.table, self.table.features
+        digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
+        kind = (len(names),), self.settings.dtype, (), "float64", None
+        told = {
+            "columns": table.describe_kinds(),
+            "target": table.describe_target(),
+            "rest": table.rest,
+            "units": dict(self.units),
+        }
+        schema = Schema(*kind, digest, shorten_names(names))
+        return {"schema": schema.to_dict(), "model": "", "table": told}
+
+
+def read_arrays(path: str | Path) -> dict[str, Any]:
+    """Return the splits of an ``.npz`` file with ``X_train``, ``y_train`` and perhaps others."""
+    parts = {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            for split in ("train", "validation", "test"):
+                if f"X_{split}" in arrays:
+                    parts[split] = (arrays[f"X_{split}"], arrays[f"y_{split}"])
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"Cannot read {path} as arrays: {error}.") from None
+    if "train" not in parts:
+        raise DataError(f"{path} has no arrays X_train and y_train.")
+    return parts
 
 
 # -- its rules -------------------------------------------------------------------------------------

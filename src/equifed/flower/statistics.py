@@ -21,6 +21,7 @@ from equifed.data.describe import (
     tabulate_shares,
 )
 from equifed.data.federation import Federation
+from equifed.data.site_table import SiteTable
 from equifed.flower.app_config import FederationSettings
 from equifed.flower.handshake import (
     StartError,
@@ -30,7 +31,6 @@ from equifed.flower.handshake import (
 )
 from equifed.flower.mailbox import Mailbox
 from equifed.flower.plan import Plan, read_plan, sign_plan, unpack_plan
-from equifed.flower.site_table import SiteTable
 from equifed.flower.wire import Reply, Request, WireError, expect_number
 from equifed.training.files import write_file
 

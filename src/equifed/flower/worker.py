@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,17 @@ from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalWork, own_strength
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.data.fit_by_sums import find_names, to_vector
 from equifed.data.preparation import Preparation
+from equifed.data.site_table import find_stretched
 from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.account import Account, accept_plan, name_common
-from equifed.flower.hidden_fit import find_names, to_vector
 from equifed.flower.matrices import pack_blocks, read_metric
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.secure.masking import Identity, Masking, Signer
-from equifed.flower.site import Policy, Refused
-from equifed.flower.site_table import SiteData, find_stretched
+from equifed.flower.site import Policy, Refused, SiteData
 from equifed.flower.statistics import describe_arrays, describe_table, find_far
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
 from equifed.flower.wire import (
@@ -225,7 +225,7 @@ class Worker:
         data, asked = self.client.data, self.args["asked"]
         if not isinstance(data, SiteData):
             raise WireError("this site gives no table")
-        if {**asked["prepare"]} != data.settings.describe()["prepare"]:
+        if asked["prepare"] != json.loads(json.dumps(asdict(data.settings.prepare))):
             raise DataError("the question is of another preparation than this site agreed to")
         named = asked["stage"] in ("names", "counts")
         answer = data.table.answer({**asked, "stage": "sums"} if named else asked)

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 from equifed.data.federation import Federation
 from equifed.data.fit import ask_kinds
-from equifed.data.preparation import Preparation, Prepare, Target
-from equifed.data.split import DataError, Holdout
-from equifed.data.table import TableRequest
-from equifed.flower.hidden_fit import (
+from equifed.data.fit_by_sums import (
     find_names,
     fit_by_sums,
     from_vector,
@@ -24,7 +21,10 @@ from equifed.flower.hidden_fit import (
     split_exactly,
     to_vector,
 )
-from equifed.flower.site_table import SiteTable
+from equifed.data.preparation import Preparation, Prepare, Target
+from equifed.data.site_table import SiteTable
+from equifed.data.split import DataError, Holdout
+from equifed.data.table import TableRequest
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -6,10 +6,8 @@ the same order and with the same draws. Nothing but answers to questions leaves 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +18,7 @@ from equifed.data.federation import Federation
 from equifed.data.fit import Question, ask_kinds, describe_rows, describe_target
 from equifed.data.infer import find_misused_groups
 from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
-from equifed.data.split import MANY, DataError, Holdout, Labels
+from equifed.data.split import MANY, DataError, Holdout, Labels, refuse_any, refuse_twice
 from equifed.data.table import (
     TableRequest,
     blank_texts,
@@ -31,8 +29,6 @@ from equifed.data.table import (
     keep_rows,
     prepare_clients,
 )
-from equifed.flower.site import name_site, read_site
-from equifed.flower.task import Schema, shorten_names
 
 KINDS = ("numbers", "texts", "dates")
 
@@ -40,55 +36,33 @@ STRETCH = 50.0
 """Deviations of all rows that a site's rows lie from the mean, as a root of the mean of squares."""
 
 
-@dataclass(frozen=True)
-class TableSettings:
-    """``[data]`` of an app whose sites give tables: what all of them agreed on.
+@dataclass(frozen=True, kw_only=True)
+class TableSettings(TableRequest):
+    """What all sites agreed on: ``[data]`` of an app whose sites give tables.
 
     Settings without a remark are those of :meth:`equifed.Federation.from_table`. The preparation
     is fitted on the training rows of all sites, by sums.
     """
 
-    target: str
     client: str = "client"  # files need not have this column
-    features: tuple[str, ...] | None = None  # matched by name; else all others, in the same order
-    split: str | None = None
-    keep_together: str | None = None
-    time: str | None = None
-    report_by: str | None = None
     task: Literal["classification", "regression"] | None = None
-    classes: int | None = None
     class_names: tuple[str, ...] | None = None  # all classes in order; other labels are refused
     units: dict[str, str] | None = None  # of columns; a site whose file says another is refused
     dtype: Literal["float32", "float64"] = "float32"
-    prepare: Prepare = field(default_factory=Prepare)
     holdout: Holdout = field(default_factory=Holdout)
 
     def __post_init__(self) -> None:
-        if self.prepare.per_client:
-            raise DataError(
-                "prepare.per_client tells the scales of every single site to all; leave it out."
-            )
-        if self.class_names is not None and (
-            self.task == "regression" or self.classes is not None or len(self.class_names) < 2
-        ):
-            raise DataError(
-                "class_names are two or more, and go with neither classes nor a regression."
-            )
+        super().__post_init__()
+        names = self.class_names
         odd = [c for c, unit in (self.units or {}).items() if not isinstance(unit, str)]
-        if odd:
-            raise DataError(f"units: the unit of {odd[0]!r} must be text.")
-        self.to_request()  # refuses what cannot be
-
-    def to_request(self) -> TableRequest:
-        """Return what a table is asked for."""
-        wanted = None if self.features is None else tuple(self.features)
-        columns = self.client, self.target, wanted, self.split, self.keep_together, self.time
-        target = self.task, self.classes
-        return TableRequest(*columns, *target, self.holdout, self.prepare, self.report_by)
-
-    def describe(self) -> dict[str, Any]:
-        """Return what was agreed on as JSON has it."""
-        return dict(json.loads(json.dumps(asdict(self))))
+        values = self.task == "regression" or self.classes is not None
+        refuse_any(
+            (self.prepare.per_client, "prepare.per_client tells the scales of every single site to "
+             "all; leave it out."),
+            (names is not None and (values or len(names) < 2), "class_names are two or more, and "
+             "go with neither classes nor a regression."),
+            (odd, f"units: the unit of {', '.join(map(repr, odd))} must be text."),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -201,49 +175,6 @@ class SiteTable:
         return find_duplicates(self.part, owners, [self.columns[c] for c in names], numbers)
 
 
-@dataclass(frozen=True)
-class SiteData:
-    """One site's table with what was agreed, and the units that its file is said to have."""
-
-    table: SiteTable
-    settings: TableSettings
-    units: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, settings: TableSettings, node: Mapping[str, Any]) -> SiteData:
-        """Read the file that a node's settings name, see :func:`equifed.flower.site.read_site`."""
-        told = read_site(node)
-        if "data" not in told:
-            raise DataError(
-                "This site names no file; start its node with --node-config 'data=\"FILE.csv\"', "
-                "or 'site=\"SITE.toml\"', a file that names it."
-            )
-        name, titles = name_site(told, 0), told.get("columns", {})
-        table = SiteTable.read(str(told["data"]), name, settings.to_request(), titles)
-        units = told.get("units", {})
-        strange = [c for c in units if c not in (*table.features, settings.target)]
-        if strange:
-            raise DataError(
-                f"Client {name!r}: [units] names {strange[0]!r}, which is no column that is used; "
-                "use the agreed names."
-            )
-        return cls(table, settings, units)
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a hello says of a table that is not prepared yet."""
-        table, names = self.table, self.table.features
-        digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
-        kind = (len(names),), self.settings.dtype, (), "float64", None
-        told = {
-            "columns": table.describe_kinds(),
-            "target": table.describe_target(),
-            "rest": table.rest,
-            "units": dict(self.units),
-        }
-        schema = Schema(*kind, digest, shorten_names(names))
-        return {"schema": schema.to_dict(), "model": "", "table": told}
-
-
 def find_stretched(made: Federation, fitted: Preparation, agreed: Prepare) -> str:
     """Name the column that a preparation stretches as none does that was fitted to such rows.
 
@@ -262,21 +193,6 @@ def find_stretched(made: Federation, fitted: Preparation, agreed: Prepare) -> st
     elif target.classes is None and agreed.target_scale is not None:
         moved += [target.name] * (not np.sqrt(np.mean(np.square(train.targets))) <= STRETCH)
     return moved[0] if moved else ""
-
-
-def read_arrays(path: str | Path) -> dict[str, Any]:
-    """Return the splits of an ``.npz`` file with ``X_train``, ``y_train`` and perhaps others."""
-    parts = {}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            for split in ("train", "validation", "test"):
-                if f"X_{split}" in arrays:
-                    parts[split] = (arrays[f"X_{split}"], arrays[f"y_{split}"])
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"Cannot read {path} as arrays: {error}.") from None
-    if "train" not in parts:
-        raise DataError(f"{path} has no arrays X_train and y_train.")
-    return parts
 
 
 def _read_file(table: Any) -> Columns:
@@ -317,9 +233,7 @@ def _rename(columns: Columns, titles: Mapping[str, str]) -> Columns:
                 f"The table has a column {agreed!r}, and the mapping says that {title!r} is it; "
                 "drop one of the two."
             )
-    double = [t for k, t in enumerate(titles.values()) if t in list(titles.values())[:k]]
-    if double:
-        raise DataError(f"The mapping names the column {double[0]!r} twice; use it once.")
+    refuse_twice([*titles.values()], "The mapping names the column {!r} twice; use it once.")
     agreed_of = {title: agreed for agreed, title in titles.items()}
     return Columns({agreed_of.get(title, title): values for title, values in columns.items()})
 
