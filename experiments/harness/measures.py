@@ -161,6 +161,20 @@ def answers(runs: Mapping[int, History], alone: bool = False) -> Answers:
     return out
 
 
+def clients_table(found: Mapping[str, Mapping[str, Mapping[int, History]]]) -> Table:
+    """Return the test accuracy of every client, of every method and seed, by setting."""
+    rows: list[list[Cell]] = []
+    for title, runs in found.items():
+        for method, by_seed in runs.items():
+            for seed, (values, sizes) in answers(by_seed).items():
+                rows += [
+                    [title, method, seed, k, int(size), round(float(value), 5)]
+                    for k, (value, size) in enumerate(zip(values, sizes, strict=True))
+                ]
+    columns = ("setting", "method", "seed", "client", "test samples", "accuracy")
+    return Table("Test accuracy of every client", columns, rows)
+
+
 def accuracy_table(
     found: Histories,
     measures: Mapping[str, Measure],

@@ -22,6 +22,7 @@ from experiments.harness.experiment import Cell, Check, Context, Outcome, Settin
 from experiments.harness.measures import (
     answers,
     beyond_chance,
+    clients_table,
     floor,
     percentages,
     validation_score,
@@ -81,7 +82,7 @@ def run(context: Context) -> Outcome:
     problems += failed
     results = {title: ends(one) for title, one in found.items()}
     tables = {slug(t): write_scenario(t, results[t], found[t], settings) for t in results}
-    tables |= {"rho": _rho_table(by_rho), "grid": grid}
+    tables |= {"rho": _rho_table(by_rho), "grid": grid, "clients": clients_table(found)}
     figures = _figures(main, found[main], by_rho)
     return Outcome([*checks(results, settings), rho_check(by_rho)], tables, figures, problems)
 
