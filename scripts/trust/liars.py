@@ -29,7 +29,8 @@ import torch
 from scripts.trust.federations import ALGORITHMS, CLASSES, TURN, draw_federation
 from typing_extensions import override
 
-from equifed.algorithms.guard import LEAST_LENGTH, Guard, Guarded, find_usual
+from equifed.algorithms.guard import Guarded
+from equifed.algorithms.guard_limits import Guard, find_usual
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses
 from equifed.contract.clients import Clients
@@ -56,16 +57,12 @@ def claim_just_below(losses: Losses, place: int) -> float:
 class UpdateJustBelow:
     """Makes updates and gradients as long as the guard lets pass, nearly."""
 
-    def __init__(self) -> None:
-        self.first: dict[str, float] = {}
-
     def __call__(self, lengths: Losses, place: int, kind: str) -> float:
         """Return by what to multiply a vector, given everybody's true lengths."""
         seen = lengths.copy()
         seen[place] = np.inf
-        usual, group = find_usual(seen), "update" if kind == "displacement" else "gradient"
-        usual = max(usual, LEAST_LENGTH * self.first.setdefault(group, usual))
-        return max(1.0, 0.95 * ON.longest(len(lengths)) * usual / max(lengths[place], 1e-300))
+        n, usual = len(lengths), find_usual(seen)
+        return max(1.0, 0.95 * ON.share(n) * n * usual / max(lengths[place], 1e-300))
 
 
 @dataclass(frozen=True)

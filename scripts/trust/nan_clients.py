@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from scripts.trust.federations import ALGORITHMS, draw_federation
 
-from equifed.algorithms.guard import Guard, Guarded
+from equifed.algorithms.guard import Guarded
+from equifed.algorithms.guard_limits import Guard
 from equifed.contract.clients import Clients
 from equifed.engines.simulate import simulate
 from equifed.testing.liars import with_liar

@@ -13,7 +13,7 @@ _FOLDERS = ("data", "metrics", "objectives", "steps", "testing")
 _HOMES = {
     "Callback": "training.trackers",
     "Federation": "data.federation",
-    "Guard": "algorithms.guard",
+    "Guard": "algorithms.guard_limits",
     "History": "training.history",
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.play_round",

@@ -15,8 +15,8 @@ from equifed.algorithms.drfa import DRFA as DRFA
 from equifed.algorithms.fair_newton import FairNewton as FairNewton
 from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
-from equifed.algorithms.guard import Guard as Guard
 from equifed.algorithms.guard import Guarded as Guarded
+from equifed.algorithms.guard_limits import Guard as Guard
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
 from equifed.algorithms.remembering import Remembering as Remembering

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts.trust.clean_runs import find_touched
 from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
-from scripts.trust.liars import UpdateJustBelow, find_misses, measure
+from scripts.trust.liars import find_misses, measure
 from scripts.trust.nan_clients import play as play_with_nan
 from tests.conformance.cases import CASES
 from tests.problems import regression
@@ -22,19 +22,14 @@ from equifed.algorithms.afl import AFL
 from equifed.algorithms.around import unwrap
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.guard import (
-    Guard,
-    Guarded,
-    GuardedClients,
-    State,
-    Watch,
-    guard_algorithm,
-)
+from equifed.algorithms.guard import Guarded, GuardedClients, guard_algorithm
+from equifed.algorithms.guard_limits import Guard, State, Watch, find_usual
 from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.contract.absence import limit_shares
+from equifed.contract.algorithm import as_run
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
@@ -136,34 +131,79 @@ def test_claims_are_clipped_at_the_limits_that_the_formula_has(lie: float) -> No
     np.testing.assert_array_equal(seen, np.clip(claims, low, centre + reach))
 
 
-@pytest.mark.parametrize("factor", [1e6, 8.0, 2.0])
-def test_a_long_vector_is_clipped_and_an_absurd_one_has_the_usual_length(factor: float) -> None:
+@pytest.mark.parametrize("factor", [1e6, 8.0, 2.0, 0.5])
+@pytest.mark.parametrize("dishonest", [None, 1, 4])
+def test_weight_times_length_is_at_most_the_cap_times_the_usual_length(
+    factor: float, dishonest: int | None
+) -> None:
     honest = clients()
-    x = honest.initial(Stream(0))
-    view = GuardedClients(with_liar(honest, 3, update=factor), watch())
-    weights = np.linspace(0.5, 1.5, 20)
+    x, cap = honest.initial(Stream(0)), {None: 0.2, 1: 0.2, 4: 0.1}[dishonest]
+    view = GuardedClients(with_liar(honest, 3, update=factor), watch(Guard(dishonest=dishonest)))
+    weights = np.r_[0.0, np.linspace(-0.1, 0.4, 19)]
+    weights[3] = 0.3
     rows = honest.local_steps(x, WORK, Stream(0)).displacement.dense().numpy().copy()
     rows[3] *= factor
     lengths = np.linalg.norm(rows, axis=1)
-    usual = sorted(lengths)[14]  # three quarters of the twenty are not longer
-    most = usual if lengths[3] > 15 * usual else 4 * usual  # a fifth of 20 usual ones
-    rows[3] *= min(1.0, most / lengths[3])
+    usual = sorted(lengths)[9]  # the median
+    most = cap * usual * np.abs(weights).sum() / np.maximum(np.abs(weights), 1e-300)
+    most = np.where(lengths > 15 * usual, np.minimum(most, usual), most)
+    counted = rows * np.minimum(1.0, most / lengths)[:, None]
     moved = view.local_steps(x, WORK, Stream(0)).displacement
-    np.testing.assert_allclose(moved.weighted_sum(weights), weights @ rows, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(moved.squared_norms(), (rows**2).sum(axis=1), rtol=1e-9)
+    found = moved.weighted_sum(weights)
+    np.testing.assert_allclose(found, weights @ counted, rtol=1e-9, atol=1e-9)
+    alike = np.minimum(lengths, 20 * cap * usual)  # as if all had equal weights
+    alike = np.where(lengths > 15 * usual, usual, alike)
+    np.testing.assert_allclose(moved.squared_norms(), alike**2, rtol=1e-9)
 
 
-def test_models_of_a_client_whose_step_is_too_long_are_those_of_the_server() -> None:
+def test_way_to_a_model_is_shortened_as_the_step_that_led_to_it() -> None:
     honest, work = clients(), WORK.work(snapshot=2, average=True)
     x = honest.initial(Stream(0)) + 1.0
     view = GuardedClients(with_liar(honest, 0, update=1e9), watch())
     moved, true = view.local_steps(x, work, Stream(0)), honest.local_steps(x, work, Stream(0))
     weights = np.full(20, 0.05)
+    lengths = np.sqrt(true.displacement.squared_norms()) * np.r_[1e9, np.ones(19)]
+    left = sorted(lengths)[9] / lengths[0]
     for kind in ("snapshot", "average"):
         rows = getattr(true, kind).dense().clone()
-        rows[0] = x
+        rows[0] = x + left * 1e9 * (rows[0] - x)
         found = getattr(moved, kind).weighted_sum(weights)
-        torch.testing.assert_close(found, 0.05 * rows.sum(0), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found, 0.05 * rows.sum(0), rtol=1e-6, atol=1e-9)
+
+
+@given(n=st.integers(4, 400), dishonest=st.none() | st.integers(1, 80))
+def test_dishonest_clients_together_have_at_most_two_fifths_of_the_weight(
+    n: int, dishonest: int | None
+) -> None:
+    guard = Guard(dishonest=dishonest)
+    if dishonest is not None and dishonest > max(1, n // 5):
+        with pytest.raises(ValueError, match=f"dishonest = {dishonest} of {n} clients is more"):
+            guard.share(n)
+        return
+    f = dishonest or max(1, n // 10)
+    assert guard.share(n) == pytest.approx(max(min(0.2, 0.4 / f), 2 / n))
+    assert n < 5 or f * guard.share(n) <= 0.4 + 1e-12
+
+
+def test_training_tells_a_guard_how_many_clients_there_are() -> None:
+    inside = as_run(Guarded(ScaffPD(WorstCase())), 40)
+    assert unwrap(inside).objective.weights(np.arange(40.0)).max() == pytest.approx(0.1)  # type: ignore[attr-defined]
+    assert as_run(inside, 40) is inside
+    with pytest.raises(ValueError, match="5 of 20 clients is more than a fifth"):
+        train(Guarded(AFL(WORK), Guard(dishonest=5)), clients(), rounds=1)
+
+
+def test_whoever_is_at_the_cap_and_points_against_the_others_is_told_of_once() -> None:
+    here = with_liar(clients(), 5, loss=1e6, update=-1.0)
+    events = train(Guarded(AFL(WORK, 0.5)), here, rounds=6, seed=1).events
+    told = [e for e in events if e["event"] == "watch"]
+    assert [e["client"] for e in told] == ["client 5"] and "points against" in told[0]["reason"]
+
+
+def test_three_clients_are_told_that_their_cap_holds_nobody() -> None:
+    here = simulate(regression((6, 9, 7)), "linear", dtype=torch.float64)
+    events = train(Guarded(AFL(LocalSGD(lr=0.05, steps=2))), here, rounds=1).events
+    assert any("3 clients are too few" in str(e["reason"]) for e in events)
 
 
 def test_thresholds_stay_where_the_local_steps_can_lead() -> None:
@@ -188,11 +228,20 @@ def test_the_liar_is_named_and_stays_below_the_cap(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "scaff-pd"])
 def test_the_limit_of_updates_is_where_a_liar_that_knows_all_lengths_expects_it(name: str) -> None:
-    below = UpdateJustBelow()
-    assert not touched(Guarded(ALGORITHMS[name]), with_liar(clients(), 0, update=below))
-    above = UpdateJustBelow()
-    over = with_liar(clients(), 0, update=lambda *asked: 1.1 * above(*asked))
-    assert touched(Guarded(ALGORITHMS[name]), over) == {"client 0"}
+    limit = Guard().updates
+
+    def as_long_as(times: float) -> Any:
+        def multiply(lengths: Any, place: int, _: str) -> float:
+            return float(
+                times
+                * find_usual(np.where(lengths == lengths[place], np.inf, lengths))
+                / lengths[place]
+            )
+
+        return with_liar(clients(), 0, update=multiply)
+
+    assert not touched(Guarded(ALGORITHMS[name]), as_long_as(0.95 * limit))
+    assert touched(Guarded(ALGORITHMS[name]), as_long_as(1.05 * limit)) == {"client 0"}
 
 
 def test_a_liar_remembers_what_it_said() -> None:
@@ -343,6 +392,7 @@ def test_the_cap_is_part_of_the_objective() -> None:
         ({"claims": -1.0}, "Guard claims must be positive, got -1.0"),
         ({"updates": 0.5}, "updates must be at least 1, got 0.5"),
         ({"cap": 1.5}, r"cap must lie in \(0, 1\], got 1.5"),
+        ({"dishonest": 0}, "dishonest must be at least 1, got 0"),
     ],
 )
 def test_wrong_limits_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -28,7 +28,7 @@ from equifed.algorithms import (
     tilted_erm,
 )
 from equifed.algorithms import remembering as module
-from equifed.algorithms.guard import Guard
+from equifed.algorithms.guard_limits import Guard
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream

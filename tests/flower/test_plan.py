@@ -28,7 +28,8 @@ from tests.flower.test_secure import tampering
 from tests.flower.test_tables import TABLE, make_grid, run
 from typer.testing import CliRunner
 
-from equifed.algorithms.guard import Guard, guard_algorithm, round_losses
+from equifed.algorithms.guard import guard_algorithm
+from equifed.algorithms.guard_limits import Guard, round_losses
 from equifed.cli.flower import app as flower_cli
 from equifed.flower import rehearsal
 from equifed.flower.app import run_federation

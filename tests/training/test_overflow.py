@@ -13,7 +13,8 @@ from scripts.trust.federations import ALGORITHMS, draw_federation
 from tests.problems import regression
 
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.guard import Guard, Guarded
+from equifed.algorithms.guard import Guarded
+from equifed.algorithms.guard_limits import Guard
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.clients import MissingClients

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from equifed.algorithms.around import Wrapper, WrapperState, change_core, unwrap
+from equifed.algorithms.around import Wrapper, change_core, unwrap
+from equifed.algorithms.guard_limits import LEAST, Guard, State, Watch, round_losses
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import bound_share, limit_shares
@@ -19,171 +20,35 @@ from equifed.contract.arrays import BlockMatrix, ClientVectors
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD, LocalWork
-from equifed.contract.settings import check_settings
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 from equifed.objectives import SaddleObjective
 from equifed.objectives.capped import with_cap
 
-LEAST, FEW = 3, 5
-"""Among fewer clients there is nobody to compare with; of fewer vectors, if they are not all, the
-usual length is that of the rounds before."""
-USUAL, LEAST_LENGTH = 0.75, 0.4
-"""Share of the vectors that are not longer than the usual one, and how much of the first round's
-usual length it is at least: where most have nothing left to learn, the others are not too long."""
-SHORTEST, FEWER = 4.0, 60
-"""What is never too long, in usual lengths: honest ones of twenty clients come to 3.5. Of fewer
-than 15 clients the usual length says less, and 60 / n of them are not too long."""
-
-Mode = Literal["watch", "on", "off"]
-
-
-@dataclass(frozen=True)
-class Guard:
-    r"""What a guard does, and when.
-
-    A claimed loss :math:`l_i` and an update :math:`d_i` are touched beyond
-
-    .. math:: |l_i - m| > k \max(1.4826\, \mathrm{MAD}, \beta m_0), \qquad
-              |d_i| > c_n \max(u, 0.4\, u_0), \quad
-              c_n = \min(c, \max(4, \gamma n, 60 / n))
-
-    with m the median of all current claims, u the length that three quarters of the updates do not
-    exceed, :math:`m_0` and :math:`u_0` those of the first round, and :math:`\gamma` the cap, of n
-    clients. A claim enters clipped at the limit. So does an update, which is shortened by a smaller
-    weight; one longer than c usual ones counts as if it had the usual length. A loss below the
-    least that is possible is raised to it. A client that says it has more than ``samples`` times as
-    many samples as the median one counts as that one.
-
-    Parameters
-    ----------
-    mode : {"watch", "on", "off"}
-        ``"watch"`` tells of claims and updates beyond these limits and changes nothing.
-    claims, updates, floor, samples : float
-        k, c, :math:`\beta`; and how many medians of samples one may have.
-    cap : float
-        :math:`\gamma`, largest share of the weight of one client (two equal shares if these are
-        more); 1 is none.
-    rounding : float
-        Losses enter as multiples of this number, so that they tell less; 0 leaves them as they are.
-        On a federation with hidden sums the sites round before a loss leaves.
-    """
-
-    mode: Mode = "on"
-    claims: float = 50.0
-    updates: float = 15.0
-    floor: float = 0.1
-    samples: float = 1000.0
-    cap: float = 0.2
-    rounding: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_settings(self, mode=get_args(Mode), updates="[1, inf)", cap="(0, 1]")
-        check_settings(self, claims="(0, inf)", floor="(0, inf)", samples="(0, inf)")
-        check_settings(self, rounding="[0, inf)")
-
-    def longest(self, n: int) -> float:
-        """Return how many usual lengths the update of one of n clients may have.
-
-        >>> [Guard().longest(n) for n in (4, 10, 20, 40, 1000)]
-        [15.0, 6.0, 4.0, 8.0, 15.0]
-        """
-        most = max(SHORTEST, self.cap * n, FEWER / n)
-        return self.updates if self.cap == 1 else min(self.updates, most)
-
-    def shorten(self, lengths: Losses, usual: float, n: int) -> Losses:
-        """Return as how long vectors of these lengths count.
-
-        >>> Guard().shorten(np.array([0.5, 3.0, 8.0, 16.0]), 1.0, 20)
-        array([0.5, 3. , 4. , 1. ])
-        """
-        clipped = np.minimum(lengths, self.longest(n) * usual)
-        return np.where(lengths > self.updates * usual, usual, clipped)
-
-
-def round_losses(losses: Losses, step: float) -> Losses:
-    """Return losses as multiples of a step; those that are multiples stay as they are.
-
-    >>> round_losses(np.array([0.62, 0.49]), 0.25).tolist()
-    [0.5, 0.5]
-    """
-    return losses if step == 0 else np.rint(losses / step) * step
-
-
-def find_usual(lengths: Losses) -> float:
-    """Return the length that three quarters of some vectors do not exceed, one of them.
-
-    >>> float(find_usual(np.array([1.0, 2.0, 3.0, 1e9])))
-    3.0
-    """
-    return float(np.quantile(lengths, USUAL, method="lower"))
-
-
-@dataclass(frozen=True)
-class State(WrapperState):
-    """The algorithm's state, the last claims, and what was usual: now and in the first round."""
-
-    claims: Losses | None = None  # as they were accepted; None before the first ones
-    first_claim: float = 0.0
-    lengths: tuple[float, ...] = (0.0, 0.0)  # of updates and gradients; 0: there was none yet
-    first_lengths: tuple[float, ...] = (0.0, 0.0)
-
-
-class Watch:
-    """What a guard knows, from the state before, and finds in one round."""
-
-    def __init__(self, guard: Guard, bounds_sums: bool, state: State) -> None:
-        self.guard, self.acts = guard, guard.mode == "on"
-        self.bounds_sums = bounds_sums  # no objective bounds the weights
-        self.claims, self.first_claim = state.claims, state.first_claim
-        self.lengths, self.first_lengths = list(state.lengths), list(state.first_lengths)
-        self.touches: dict[tuple[int, str], str] = {}
-        self.notes: dict[str, None] = {}
-
-    def usual_length(self, kind: int, lengths: Losses, n: int) -> float:
-        """Return the length that those of n clients are measured by, and remember it."""
-        known, now = self.lengths[kind], find_usual(lengths)
-        usual = known if len(lengths) < min(FEW, n) and known > 0 else now
-        if not np.isfinite(usual):
-            return usual
-        self.first_lengths[kind] = self.first_lengths[kind] or usual
-        self.lengths[kind] = usual if usual == now else usual + 0.2 * (min(now, 2 * usual) - usual)
-        return max(usual, LEAST_LENGTH * self.first_lengths[kind])
-
-    def limits(self, claims: Losses, index: Index) -> tuple[float, float]:
-        """Return the least and the largest claim that is not touched."""
-        others = claims[:0] if self.claims is None else np.delete(self.claims, index)
-        pool = np.concatenate([others, claims])
-        centre = float(np.median(pool))
-        self.first_claim = self.first_claim or abs(centre)
-        spread = 1.4826 * float(np.median(np.abs(pool - centre)))
-        reach = self.guard.claims * max(spread, self.guard.floor * self.first_claim, 1e-300)
-        return centre - reach, centre + reach
-
-    def remember(self, claims: Losses, index: Index, n: int) -> None:
-        """Keep accepted claims; a client that made none so far has the median one."""
-        old = self.claims
-        self.claims = np.full(n, float(np.median(claims))) if old is None else old.copy()
-        self.claims[index] = claims
+MANY, LEADERS, AGAINST = 4, 5, -0.5
+"""Among fewer clients a cap defends nothing, which is said; of how many clients at the cap a round
+asks whether their vectors point against the others: whether the cosine is below this."""
+OPPOSES = "is at the cap of the weight, and its vector points against the others"
+TOO_FEW = "too few to tell a dishonest one by, or to hold it"
 
 
 class GuardedVectors(VectorsView):
-    """Client vectors none of which is much longer than the others in a sum."""
+    """Client vectors none of which has more than its share of a sum, by weight times length."""
 
     partner: GuardedVectors | None = None  # the steps that led to these models
-    _found: tuple[Losses, Losses, Losses] | None = None
+    _found: tuple[Losses, Losses, float] | None = None
 
     @override
     def see_sum(self, weights: Weights, add: Callable[[Weights], Vector]) -> Vector:
         weights = self._bound(weights)
-        factors = (self.partner or self).factors()
-        if not self.clients.watch.acts or (factors == 1).all():
-            return add(weights)
+        factors = (self.partner or self).factors(weights)
         if self.kind not in ITERATES:
-            return add(weights * factors)
-        honest = factors == 1  # where the step is not, neither is the model: x stands in for it
-        assert self.x is not None
-        total = add(np.where(honest, weights, 0.0))
-        return total + float(weights[~honest].sum()) * self.x
+            total = add(weights * factors if (factors < 1).any() else weights)
+            self._tell_who_opposes(weights, factors, total)
+            return total
+        if (factors == 1).all():
+            return add(weights)
+        assert self.x is not None  # it stands in for what is cut off of the way to a model
+        return add(weights * factors) + float((weights * (1 - factors)).sum()) * self.x
 
     @override
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
@@ -194,31 +59,39 @@ class GuardedVectors(VectorsView):
         # Corrected steps are how curvature is measured, where lengths differ by nature.
         if not self.clients.watch.acts or self.corrected or self.claimed or self.clients.few:
             return self.behind.squared_norms(scale)
-        squares, lengths, counted = self._measure()
+        squares, lengths, usual = self._measure()
+        alike = np.ones(len(lengths))  # before weights are known
+        guard: Guard = self.clients.watch.guard
+        counted = guard.shorten(lengths, alike, usual, len(self.clients.names))
         if scale is not None:
-            return self.behind.squared_norms(scale) * self.factors() ** 2
+            ratio = np.divide(counted, lengths, out=alike, where=counted < lengths)
+            return np.asarray(self.behind.squared_norms(scale) * ratio**2)
         return np.where(counted < lengths, counted**2, squares)
 
-    def factors(self) -> Weights:
-        """Return by what the weight of each client is multiplied."""
+    def factors(self, weights: Weights) -> Weights:
+        """Return by what the weight of each client is multiplied, so that none has too much."""
         watch: Watch = self.clients.watch
         ones = np.ones(len(self.clients.index))
         if self.claimed and watch.acts:
             watch.notes["sums are hidden: the lengths of updates are not guarded"] = None
         if self.claimed or self.clients.few or not (watch.acts or self.at_hand):
             return ones
-        _, lengths, counted = self._measure()
-        return np.divide(counted, lengths, out=ones, where=counted < lengths)
+        _, lengths, usual = self._measure()
+        if not watch.acts:
+            return ones
+        counted = watch.guard.shorten(lengths, weights, usual, len(self.clients.names))
+        short = counted < lengths * (1 - 1e-9)
+        watch.shortened.update(dict.fromkeys(self.clients.index[short].tolist()))
+        return np.divide(counted, lengths, out=ones, where=short)
 
     def _bound(self, weights: Weights) -> Weights:
         """Return the weights cut at the cap, where sums are to be bounded."""
-        watch: Watch = self.clients.watch
-        if not (watch.acts and watch.bounds_sums and (weights >= 0).all()):
+        if not (self.clients.watch.bounds_sums and (weights >= 0).all()):
             return weights
         return limit_shares(weights, self.clients.weight_limits(weights))
 
-    def _measure(self) -> tuple[Losses, Losses, Losses]:
-        """Return squared lengths, lengths and as how long vectors count; note who is touched."""
+    def _measure(self) -> tuple[Losses, Losses, float]:
+        """Return squared lengths, lengths and the usual one; note whose vectors are too long."""
         if self._found is not None:
             return self._found
         watch, n = self.clients.watch, len(self.clients.names)
@@ -226,13 +99,28 @@ class GuardedVectors(VectorsView):
         squares = self.behind.squared_norms()
         lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
         usual = watch.usual_length(kind, lengths, n)
-        counted = watch.guard.shorten(lengths, usual, n)
-        for k in np.flatnonzero(counted < lengths):
+        for k in np.flatnonzero(lengths > watch.guard.updates * usual):
             times = lengths[k] / usual if usual else np.inf
             told = f"{what} is {times:.3g} usual ones long"
             watch.touches[int(self.clients.index[k]), what] = told
-        self._found = squares, lengths, counted
+        self._found = squares, lengths, usual
         return self._found
+
+    def _tell_who_opposes(self, weights: Weights, factors: Weights, total: Vector) -> None:
+        """Note clients at the cap whose vectors point against the sum of the others."""
+        watch: Watch = self.clients.watch
+        if not (watch.guard.bounds and self.at_hand and not self.claimed) or self.clients.few:
+            return
+        most = watch.guard.share(len(self.clients.names), len(weights)) * (1 - 1e-9)
+        leaders = np.flatnonzero((weights >= most * np.abs(weights).sum()) & (weights > 0))
+        for k in leaders[:LEADERS]:
+            alone = np.zeros(len(weights))
+            alone[k] = weights[k] * factors[k]
+            mine = self.behind.weighted_sum(alone)
+            others = total - mine
+            cosine = float(mine @ others) / max(float(mine.norm() * others.norm()), 1e-300)
+            if cosine < AGAINST:
+                watch.opposed[int(self.clients.index[k])] = cosine
 
 
 class GuardedClients(ClientsView):
@@ -271,7 +159,7 @@ class GuardedClients(ClientsView):
             told = f"says that it has {said[i]:.4g} samples; it counts as the median client does"
             self.watch.touches[int(i), "samples"] = told
         counted = np.where(absurd, usual, said)
-        most = 1.0 if guard.cap >= 1 else bound_share(guard.cap, n)
+        most = guard.share(n)
         allowed = limit_shares(counted, most)
         if allowed is not counted:  # nobody has more than the cap of all samples
             scale = float((allowed[counted > 0] / counted[counted > 0]).max())
@@ -284,9 +172,9 @@ class GuardedClients(ClientsView):
 
         Nobody gets there honestly by losses alone where no objective says so, and a liar would.
         """
-        cap, n, here = self.watch.guard.cap, len(self.names), int(np.count_nonzero(weights))
-        sizes = self.sizes
-        most, half = bound_share(cap, n, len(weights)), bound_share(cap / 2, n, max(1, here))
+        guard, n, here = self.watch.guard, len(self.names), int(np.count_nonzero(weights))
+        sizes, limit = self.sizes, guard.among(n).limit
+        most, half = bound_share(limit, n, len(weights)), bound_share(limit / 2, n, max(1, here))
         limits: Weights = np.minimum(most, np.maximum(half, sizes / max(1, sizes.sum())))
         return limits
 
@@ -344,17 +232,20 @@ class Guarded(Wrapper):
     r"""Keeps a client that lies, or is broken, from leading the others.
 
     * A **claim** (a loss) far above or below all current claims enters clipped.
-    * An **update** or gradient much longer than the others counts less, as if it were shorter.
     * No client has more than a **cap** of the weight. Where the algorithm has an objective this is
       part of it, exactly (:func:`equifed.objectives.capped.with_cap`); where its weights are shares
       of samples or functions of the losses, they are cut at the cap and the others keep their
       proportions.
+    * No client moves a sum by more than the cap times the usual length: at the cap an **update** or
+      gradient counts with one usual length at most.
 
-    :class:`Guard` has the limits. Every claim or update that was touched is told by the round
-    (``Info.touches``), and becomes an event. A sum in which one was touched is no gradient of the
-    objective, so such a round has no certificate. Signs and labels that were flipped have honest
-    lengths: against them only the cap helps. Under hidden sums lengths are the clients' own word,
-    so updates are not guarded.
+    :class:`Guard` has the limits, which follow from how many dishonest clients are to be borne.
+    Every claim that was touched and every vector that is far too long is told by the round
+    (``Info.touches``), and becomes an event. So does, once, a client at the cap whose vector points
+    against the others: a liar's does, and a hard client's near the optimum. A sum in which somebody
+    counted as shorter is no gradient of the objective, so such a round has no certificate. Signs
+    and labels that were flipped have honest lengths: against them only the cap helps. Under hidden
+    sums lengths are the clients' own word, so there the cap and the claims are what is left.
 
     Parameters
     ----------
@@ -365,30 +256,37 @@ class Guarded(Wrapper):
     """
 
     algorithm: AnyAlgorithm
-    guard: Guard = Guard()
+    guard: Guard = Guard()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
         if self.guard.mode == "on":
             refuse_memory(self.algorithm, "A guard that acts judges")
         if self.guard.mode == "on" and self.guard.cap < 1:
-            capped = change_core(self.algorithm, lambda core: _with_cap(core, self.guard.cap))
+            capped = change_core(self.algorithm, lambda core: _with_cap(core, self.guard.limit))
             object.__setattr__(self, "algorithm", capped)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
-        return State(self.algorithm.init(clients, x))
+        return State(self.among(len(clients.names)).algorithm.init(clients, x))
+
+    def among(self, n: int) -> Guarded:
+        """Return it for n clients, of whom the guard bears a number that is said."""
+        guard = self.guard.among(n)
+        return self if guard == self.guard else replace(self, guard=guard)
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round of the algorithm with guarded clients."""
+        if self.guard.dishonest is None:
+            return self.among(len(clients.names)).round(state, clients, stream)
         if self.guard.mode == "off":
             inner, info = self.algorithm.round(state.inner, clients, stream)
             return replace(state, inner=inner), info
         core = unwrap(self.algorithm)
-        watch = Watch(self.guard, self.guard.cap < 1 and not _has_objective(core), state)
+        watch = Watch(self.guard, _has_objective(core), state)
         guarded = GuardedClients(clients, watch)
         inner, info = self.algorithm.round(state.inner, guarded, stream)
-        lengths = tuple(watch.lengths), tuple(watch.first_lengths)
-        return State(inner, watch.claims, watch.first_claim, *lengths), _tell(info, guarded)
+        known = watch.claims, watch.first_claim, tuple(watch.lengths)
+        return State(inner, *known), _tell(info, guarded)
 
     @override
     def wrapped(self) -> Any:
@@ -400,21 +298,26 @@ def _tell(info: Info, clients: GuardedClients) -> Info:
     """Return what there is to tell, with what was touched and who is at the cap."""
     watch, n = clients.watch, len(info.weights)
     verb = "guard" if watch.acts else "watch"
-    touches = tuple((i, verb, reason) for (i, _), reason in sorted(watch.touches.items()))
-    info = replace(info, touches=info.touches + touches)
+    touches = [(i, verb, told) for (i, _), told in sorted(watch.touches.items())]
+    touches += [(i, "watch", f"{OPPOSES} (cosine {c:.2f})") for i, c in watch.opposed.items()]
+    info = replace(info, touches=(*info.touches, *touches))
     if not watch.acts:
         return info
-    weights = info.weights.copy()
-    most = np.full(n, bound_share(watch.guard.cap, n) if watch.guard.cap < 1 else 1.0)
+    weights, guard = info.weights.copy(), watch.guard
+    most = np.full(n, guard.share(n))
     if watch.bounds_sums and not (weights < 0).any():  # as they were in the sums
         index = np.arange(n) if info.index is None else info.index
         most[index] = clients.subset(index).weight_limits(weights[index])
         weights[index] = limit_shares(weights[index], most[index])
     notes = [*info.notes, *watch.notes]
+    if guard.bounds and n < MANY:
+        notes.append(f"the cap is {guard.share(n):.2g} of the weight: {n} clients are {TOO_FEW}")
     for i in np.flatnonzero((np.abs(weights) >= most * (1 - 1e-9)) & (most < 1)):
         notes.append(f"client {clients.names[i]} is at the cap of {most[i]:.3g} of the weight")
-    proof = None if touches else info.proof
-    return replace(info, weights=weights, notes=tuple(notes), proof=proof)
+    for k in watch.shortened:
+        notes.append(f"client {clients.names[k]} counted with a shorter vector than it sent")
+    touched = bool(watch.shortened or watch.touches)
+    return replace(info, weights=weights, notes=tuple(notes), proof=None if touched else info.proof)
 
 
 def _has_objective(core: AnyAlgorithm) -> bool:

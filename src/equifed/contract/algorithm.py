@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
@@ -160,9 +160,21 @@ class Wrappable(Protocol):
         ...
 
 
-def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
-    """Return an algorithm as training runs it, with what a default puts around it."""
-    return algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
+def as_run(algorithm: AnyAlgorithm, n: int | None = None) -> AnyAlgorithm:
+    """Return an algorithm as training runs it, with what a default puts around it.
+
+    What depends on the number ``n`` of clients is settled if that is given.
+    """
+    ran = algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
+    return ran if n is None else _settle(ran, n)
+
+
+def _settle(algorithm: Any, n: int) -> Any:
+    """Return an algorithm for n clients, whatever is in it or around it."""
+    inner = getattr(algorithm, "algorithm", None)
+    if inner is not None and (settled := _settle(inner, n)) is not inner:
+        algorithm = replace(algorithm, algorithm=settled)
+    return algorithm.among(n) if hasattr(algorithm, "among") else algorithm
 
 
 def layers(algorithm: Any) -> list[Any]:

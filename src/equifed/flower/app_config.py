@@ -16,7 +16,8 @@ from typing import Any, Literal, cast
 
 from torch import nn
 
-from equifed.algorithms.guard import Guard, guard_algorithm
+from equifed.algorithms.guard import guard_algorithm
+from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation

@@ -15,7 +15,6 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
-from equifed.contract.absence import bound_share
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.flower.account import RECKONED, Question, list_questions
@@ -110,8 +109,7 @@ def find_cap(config: AppConfig, clients: int) -> float:
     guard, core = config.guard, unwrap(config.build_algorithm([1] * clients))
     if getattr(core, "clients_per_round", None) is not None:
         return DRAWN
-    acts = guard.mode == "on" and guard.cap < 1
-    return bound_share(guard.cap, clients) if acts else LARGEST_SHARE
+    return guard.share(clients) if guard.bounds else LARGEST_SHARE
 
 
 class _Rehearsal(Mailbox):

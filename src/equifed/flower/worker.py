@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equifed.algorithms.guard import round_losses
+from equifed.algorithms.guard_limits import round_losses
 from equifed.contract.arrays import BlockMatrix
 from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalWork, own_strength

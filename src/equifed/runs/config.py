@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from equifed.algorithms.guard import Guard, guard_algorithm
+from equifed.algorithms.guard import guard_algorithm
+from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.split import Holdout

@@ -46,8 +46,8 @@ def tell_touches(
     for i, kind, reason in info.touches:
         name = history.names[i]
         if kind != "watch" or name not in seen:
-            seen.add(name)
             tell(kind, r, reason, client=name)
+        seen |= {name} if kind == "watch" else set()
     sizes = np.abs(info.weights)
     first = int(sizes.argmax())
     if len(sizes) < 3 or not sizes[first] > 0.5 * sizes.sum():

@@ -99,7 +99,7 @@ def train(
     for name, count in (("rounds", rounds), ("every", every)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}.")
-    asked, ran = as_metrics(metrics), as_run(algorithm)
+    asked, ran = as_metrics(metrics), as_run(algorithm, len(clients.names))
     rules = final_model.as_rules(stop)
     if asked and (callable(evaluate) or not evaluate):
         raise ValueError(
