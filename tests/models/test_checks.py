@@ -45,7 +45,7 @@ def do_as_before(change) -> nn.Module:
 
 
 MODULES = {
-    "dict": (Returning(lambda o: {"logits": o, "loss": 0}), "a dict with logits, loss; wrap it"),
+    "dict": (Returning(lambda o: {"scores": o, "loss": 0}), "scores, loss, and no .logits.; call"),
     "tuple": (Returning(lambda o: (o, o)), "returns a tuple of 2; wrap it"),
     "whole numbers": (Returning(lambda o: o.argmax(1)), "int64 outputs"),
     "one number": (Returning(lambda o: o.mean()), r"outputs of shape \(\)"),

@@ -1,7 +1,7 @@
 """A federation, how to make one from your data, and its preparation."""
 
 from equifed.data.columns import read_columns
-from equifed.data.federation import Federation, standardise
+from equifed.data.federation import Federation
 from equifed.data.mapped import FederationWriter, open_federation
 from equifed.data.partitions import (
     Dirichlet,
@@ -13,6 +13,7 @@ from equifed.data.partitions import (
     build_partition,
 )
 from equifed.data.preparation import Preparation, Prepare
+from equifed.data.scaling import standardise
 from equifed.data.split import DataError, DataWarning, Holdout, Split
 
 __all__ = [

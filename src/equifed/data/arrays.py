@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from equifed.data.columns import name_key, name_values
+from equifed.data.fields import Layout, Packed, find_fields, pack
 from equifed.data.split import (
     FLOATS,
     MANY,
@@ -20,8 +20,8 @@ from equifed.data.split import (
     name_groups,
     refuse,
     refuse_any,
-    refuse_twice,
 )
+from equifed.data.values import as_array, is_frame
 
 Clients: TypeAlias = Mapping[Any, Any]
 """Client name to its features and targets, ``(X, y)`` or ``(X, y, groups)``, or to a data set."""
@@ -38,6 +38,7 @@ class Samples(NamedTuple):
     targets: Array
     groups: Array | None
     titles: list[Any] | None
+    layout: Layout | None = None
 
     @property
     def who(self) -> str:
@@ -59,6 +60,8 @@ def align_clients(
     given = {label: part for label, part in held.items() if part is not None}
     names, parts = _read_clients(given)
     _refuse_unlike(parts)
+    layout = _compare_layouts(parts)
+    tokens = tokens or (layout is not None and layout.whole)
     inputs = _align_inputs({f"{p.who} X": p.inputs for p in parts}, tokens, dtype)
     labels = {f"{p.who} y": p.targets for p in parts}
     targets, classes, made = number_targets(labels, classes, task)
@@ -67,7 +70,8 @@ def align_clients(
         targets = _align_shapes(targets, "targets", kind)
     done = [p._replace(inputs=inputs[f"{p.who} X"], targets=targets[f"{p.who} y"]) for p in parts]
     splits = {label: _join_clients(names, done, label) for label in given}
-    return {"names": names, "classes": classes, "class_names": tuple(class_names) or made, **splits}
+    found = {"classes": classes, "class_names": tuple(class_names) or made, "layout": layout}
+    return {"names": names, **found, **splits}
 
 
 # -- one client -----------------------------------------------------------------------------------
@@ -100,7 +104,14 @@ def _read_samples(client: str, label: str, pair: Any) -> Samples:
     who = f"Client {client!r}: {label}"
     if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) not in (2, 3):
         raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}.")
-    x, y = as_array(pair[0], f"{who} X"), as_array(pair[1], f"{who} y")
+    y, given = as_array(pair[1], f"{who} y"), pair[0]
+    if (
+        not isinstance(given, Packed)
+        and (fields := find_fields(given, len(y), f"{who} X")) is not None
+    ):
+        given = pack(fields, f"{who} X", len(y))
+    layout = given.layout if isinstance(given, Packed) else None
+    x = given.rows if isinstance(given, Packed) else as_array(given, f"{who} X")
     filled = len(x) > 0
     refuse_any(
         (len(x) != len(y), f"{who} has X of shape {x.shape} and y of shape {y.shape}; they need "
@@ -118,7 +129,7 @@ def _read_samples(client: str, label: str, pair: Any) -> Samples:
     except DataError as error:
         raise DataError(f"{who}: {error}") from None
     titles = list(pair[0].columns) if is_frame(pair[0]) and filled else None
-    return Samples(client, label, x, y, groups, titles)
+    return Samples(client, label, x, y, groups, titles, layout if filled else None)
 
 
 # -- all clients ----------------------------------------------------------------------------------
@@ -139,6 +150,22 @@ def _refuse_unlike(parts: Sequence[Samples]) -> None:
         (p for p in parts if p.split in told and p.groups is None and len(p.inputs)),
         lambda p: f"{p.who} has no groups, others have; give all (X, y, groups).",
     )
+
+
+def _compare_layouts(parts: Sequence[Samples]) -> Layout | None:
+    """Return the arrays that samples consist of; refuse clients that have others."""
+    filled = [p for p in parts if len(p.inputs)]
+    first = filled[0].layout if filled else None
+    for p in filled:
+        if (p.layout is None) != (first is None):
+            single, several = (p, filled[0]) if p.layout is None else (filled[0], p)
+            raise DataError(
+                f"{single.who} X is one array, {several.who} X is {several.layout}; give all "
+                "clients the same."
+            )
+        if first is not None and p.layout is not None:
+            first.compare(p.layout, f"{p.who} X", f"{filled[0].who} X")
+    return first
 
 
 def _align_inputs(arrays: dict[str, Array], tokens: bool, dtype: Any) -> dict[str, Array]:
@@ -259,99 +286,3 @@ def _as_labels(y: Array, where: str) -> Array:
         lambda large: f"{where}: {large} is no label; relabel the classes 0..K - 1.",
     )
     return y.astype(np.int64)
-
-
-# -- one array ------------------------------------------------------------------------------------
-
-
-def as_array(value: Any, where: str) -> Array:
-    """Return what a user calls an array as numbers (b, i, u, f), or text as an array of objects."""
-    refuse_mask(value, where)
-    if is_frame(value):
-        return _join_columns(value, where)
-    if hasattr(value, "toarray"):
-        raise DataError(f"{where} is sparse ({type(value).__name__}); give {where[-1]}.toarray().")
-    try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        if array.dtype.kind in "USTO" and not isinstance(value, np.ndarray):
-            array = np.asarray(value, dtype=object)  # 1 and "1" in one list stay what they are
-    except Exception as error:  # whatever a foreign __array__ raises
-        raise DataError(
-            f"{where} is no array ({type(value).__name__}; {str(error)[:120]}); rows of unequal "
-            "length must be padded or cut to one length."
-        ) from None
-    if array.ndim == 0:
-        raise DataError(
-            f"{where} is a single {type(value).__name__}; give an array with one row per sample."
-        )
-    if array.dtype.kind in "USTO":
-        return _unpack(array, where)
-    if array.dtype.kind not in "biuf":
-        raise DataError(
-            f"{where} has the dtype {array.dtype}, e.g. {array.ravel()[:1]}; numbers are needed: "
-            "convert it, dates to days since a first one for instance."
-        )
-    return array
-
-
-def is_frame(value: Any) -> bool:
-    """Tell whether a value has named columns of a type each, as pandas' and polars' frames do."""
-    return hasattr(value, "columns") and hasattr(value, "dtypes")
-
-
-def refuse_mask(value: Any, where: str) -> None:
-    """Refuse hidden entries: as a plain array they would count with whatever lies below."""
-    rows = value if isinstance(value, list | tuple) else [value]
-    for k, row in enumerate(rows):
-        if isinstance(row, np.ma.MaskedArray) and np.ma.getmaskarray(row).any():
-            place = [int(i) for i in np.argwhere(np.ma.getmaskarray(row))[0]]
-            place = place if row is value else [k, *place]
-            raise DataError(
-                f"{where} has masked values, the first at {place}; fill them (.filled(value)) or "
-                "leave these rows out."
-            )
-
-
-def _join_columns(frame: Any, where: str) -> Array:
-    """Return a data frame as one array, or say which column has no numbers."""
-    columns = list(frame.columns)
-    refuse_twice(columns, f"{where} has the column {{!r}} twice; rename or drop one of them.")
-    if not columns:
-        return np.empty((len(frame), 0))
-    parts = {c: as_array(frame[c], f"{where}, column {c!r}") for c in columns}
-    several = len(columns) > 1
-    coded = [c for c in columns if str(getattr(frame[c], "dtype", "")) == "category"]
-    odd = {c: f"holds text (e.g. {x[:1].tolist()})" for c, x in parts.items() if x.dtype == object}
-    refuse(
-        ((odd | dict.fromkeys(coded, "is of type category")).items() if several else ()),
-        lambda one: (
-            f"{where}: column {one[0]!r} {one[1]}; turn it into 0/1 columns (pandas.get_dummies), "
-            "or use Federation.from_table(..., categorical=[...])."
-        ),
-    )
-    return np.column_stack(list(parts.values()))
-
-
-def _unpack(array: Array, where: str) -> Array:
-    """Return Python objects as numbers or as text, or name the one that is neither."""
-    values: list[Any] = [
-        v.decode("utf-8", "backslashreplace") if isinstance(v, bytes) else v
-        for v in array.ravel().tolist()
-    ]
-    if values and all(isinstance(v, str) for v in values):
-        return np.array(values, object).reshape(array.shape)
-    odd = [k for k, v in enumerate(values) if not isinstance(v, Real | np.bool_) or v != v]
-    strange = [k for k in odd if not isinstance(values[k], str | Real)] or odd
-    if strange:
-        place = [int(i) for i in np.unravel_index(strange[0], array.shape)]
-        value = values[strange[0]]
-        raise DataError(
-            f"{where} holds {value!r:.60} ({type(value).__name__}) at {place}, among others; give "
-            "all numbers or all text, without gaps."
-        )
-    whole = all(isinstance(v, Integral | np.bool_) for v in values)
-    try:
-        return np.array(values, np.int64 if whole else np.float64).reshape(array.shape)
-    except OverflowError:
-        large = max(values, key=abs)
-        raise DataError(f"{where} holds {large!r:.60}, too large a number; rescale it.") from None

@@ -18,6 +18,7 @@ import numpy as np
 from equifed.contract.arrays import show_text
 from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table
+from equifed.data.fields import Layout
 from equifed.data.items import Named, take_items
 from equifed.data.preparation import Missing, Preparation, Prepare
 from equifed.data.split import (
@@ -59,6 +60,8 @@ class Federation:
         Provenance, for the report: publisher, licence, checksums, how it was prepared.
     preparation : Preparation, optional
         How a table became these features; prepares new rows in the same way.
+    layout : Layout, optional
+        The arrays that a row of inputs holds, where a sample consists of several.
 
     Examples
     --------
@@ -83,6 +86,7 @@ class Federation:
     class_names: tuple[str, ...] = ()
     source: dict[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         check_names(self.names, self.classes, self.class_names)
@@ -141,6 +145,9 @@ class Federation:
 
         What cannot be taken over unchanged is refused with a :class:`DataError`: masked or missing
         values, text among numbers, X without columns, data frames whose columns differ.
+
+        X may be a mapping or a tuple of arrays, ``{"input_ids": ..., "attention_mask": ...}``: the
+        model's ``forward`` gets them by name (or in order), whole numbers as int64.
 
         A data set is one of torch (with a length), a ``DataLoader`` (its data set is taken, with
         its ``collate_fn``) or one of Hugging Face; its items are ``(x, y)`` or named columns. Items
@@ -348,7 +355,7 @@ class Federation:
             label: replace(split, inputs=inputs[label], targets=self.in_units(split.targets))
             for label, split in self.splits().items()
         }
-        return self._derive(**held, preparation=None)
+        return self._derive(**held, preparation=None, layout=None)
 
     def split(self, validation: float = 0.0, test: float = 0.0, seed: int = 0) -> Federation:
         """Hold out a fraction of every client's training samples.
@@ -389,7 +396,9 @@ class Federation:
 
     def checksum(self) -> str:
         """Return the SHA-256 of names, classes, arrays, dtypes and offsets."""
-        digest = hashlib.sha256(repr((self.names, self.classes, self.class_names)).encode())
+        about = self.names, self.classes, self.class_names
+        told = about if self.layout is None else (*about, self.layout)
+        digest = hashlib.sha256(repr(told).encode())
         for label, split in self.splits().items():
             for array in (split.inputs, split.targets, split.offsets):
                 little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -419,28 +428,3 @@ class Federation:
         totals = "all", *(str(total) for _, total in columns.values())
         header = "client", *map(show_text, columns)
         return Table(f"{self.name}: {len(self)} clients", header, rows, totals)
-
-
-def standardise(federation: Federation, columns: Sequence[int] | None = None) -> Federation:
-    """Shift and scale feature columns to mean 0 and deviation 1 over all training samples.
-
-    One mean and one deviation for all clients: clients send only sums and sums of squares, and
-    differences between clients stay visible to the model. A constant column is only shifted.
-    Held-out samples are transformed with the training numbers.
-
-    >>> X = np.array([[0.0], [2.0]])
-    >>> fed = Federation.from_clients({"a": (X, [0, 1])}, test={"a": (X + 2, [0, 1])})
-    >>> standardise(fed).train.inputs.ravel(), standardise(fed).test.inputs.ravel()
-    (array([-1.,  1.]), array([1., 3.]))
-    """
-    chosen = slice(None) if columns is None else list(columns)
-    train = federation.train.inputs[:, chosen].astype(np.float64)
-    mean, deviation = train.mean(0), train.std(0)
-    deviation = np.where(deviation > 1e-12 * np.maximum(1, np.abs(mean)), deviation, 1.0)
-
-    def scale(inputs: Array) -> Array:
-        scaled = inputs.copy()
-        scaled[:, chosen] = (inputs[:, chosen] - mean) / deviation
-        return scaled
-
-    return federation.with_inputs({k: scale(s.inputs) for k, s in federation.splits().items()})

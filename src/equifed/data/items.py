@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from equifed.data.arrays import is_frame, refuse_mask
 from equifed.data.columns import group_rows, name_key, name_values
 from equifed.data.split import FLOATS, TOKENS, Array, DataError, Holdout, divide_at_random
+from equifed.data.values import is_frame, refuse_mask
 
 MEMORY = 2 * 2**30
 """Bytes of features above which they go to an unnamed temporary file that is memory-mapped."""

@@ -192,7 +192,9 @@ def products_of_rows(rows: Tensor, multiply: Callable[[Tensor], Tensor]) -> Loss
 
 def describe_samples(data: Federation) -> dict[str, Any]:
     """Return what must be known of samples to build a model again without them."""
+    layout = data.layout
     return {
+        **({} if layout is None else {"layout": layout.to_json()}),
         "input_shape": list(data.input_shape),
         "tokens": data.train.inputs.dtype.kind == "i",
         "classes": data.classes,

@@ -36,7 +36,8 @@ from equifed.engines.ordered_sums import (
 )
 from equifed.engines.own import JOINT, choose_offsets, error_bounds, settle_own
 from equifed.engines.threads import ALIGNED, Workspace
-from equifed.models.architectures import Init, build, choose_init, initialise
+from equifed.models.adapted import adapt_to_data
+from equifed.models.architectures import MODELS, Init, build, choose_init, initialise
 from equifed.models.checks import (
     check_device,
     check_dtype,
@@ -378,6 +379,8 @@ class InProcessClients(TorchClients):
 
     @override
     def feature_scales(self) -> Losses | None:
+        if self._federation.layout is not None:
+            return None
         return measure_scales(self._federation.train.inputs)
 
 
@@ -390,5 +393,11 @@ def resolve_model(
     if isinstance(module, str):
         if not isinstance(loss, str):
             raise ValueError(f"The model {module!r} is a name, so the loss must be one too.")
+        if federation.layout is not None and module in MODELS:
+            raise ValueError(
+                f"The model {module!r} takes one array, a sample is {federation.layout}; hand over "
+                "a module whose forward takes these."
+            )
         module = build(module, federation.input_shape, outputs_for(federation, loss))
+    module = adapt_to_data(module, federation)
     return module, loss_by_name(loss) if isinstance(loss, str) else loss

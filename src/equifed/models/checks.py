@@ -115,7 +115,8 @@ def explain_inputs(module: nn.Module, inputs: Tensor) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        shape = tuple(inputs.shape[1:])
+        layout = getattr(module, "equifed_layout", None)
+        shape = tuple(inputs.shape[1:]) if layout is None else f"[{layout}]"
         at = ""
         if entered:
             part, given = entered[-1]
@@ -136,8 +137,8 @@ def check_outputs(outputs: Any, samples: int) -> None:
     if isinstance(outputs, Mapping):
         keys = ", ".join(map(str, outputs))
         raise ValueError(
-            f"The model returns a {type(outputs).__name__} with {keys}; wrap it in a module whose "
-            "forward returns one tensor (batch, outputs), such as the logits."
+            f"The model returns a {type(outputs).__name__} with {keys}, and no 'logits'; call them "
+            "that, or wrap it in a module whose forward returns one tensor (batch, outputs)."
         )
     if not isinstance(outputs, Tensor):
         held = f" of {len(outputs)}" if isinstance(outputs, tuple | list) else ""

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from equifed.data.preparation import Target
+from equifed.models.adapted import Adapted, take_logits
 from equifed.models.predictor import Predictor
 
 DESCRIPTION, PREPARATION, WEIGHTS = "predictor.json", "preparation.json", "model.safetensors"
@@ -67,6 +69,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "input_shape": list(predictor.input_shape),
+        "layout": None if predictor.layout is None else predictor.layout.to_json(),
         "feature_names": None if prepared is None else list(prepared.feature_names),
         "input_dtype": "int64" if predictor.tokens else str(dtype).removeprefix("torch."),
         "classes": None if predictor.classes is None else list(predictor.classes),
@@ -85,31 +88,45 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return next(iter(module.parameters()), torch.zeros(())).dtype
 
 
-class _InUnits(nn.Module):
-    """A regression whose answers are in the unit of the target column."""
+class _Scores(nn.Module):
+    """A module without what it returns beside scores; values in the unit of the target column."""
 
-    def __init__(self, module: nn.Module, target: Target) -> None:
+    def __init__(self, module: nn.Module, target: Target | None) -> None:
         super().__init__()
         self.module, self.target = module, target
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        values: torch.Tensor = self.target.decode(self.module(features))
-        return values
+    def forward(self, features: Any) -> torch.Tensor:
+        scores: torch.Tensor
+        if isinstance(self.module, Adapted):
+            named = self.module.equifed_layout.named
+            parts = features if named else {str(k): part for k, part in enumerate(features)}
+            scores = self.module.equifed_answer(parts)
+        else:
+            scores = take_logits(self.module(features))
+        return scores if self.target is None else self.target.decode(scores)
+
+
+def _make_example(predictor: Predictor) -> Any:
+    """Return two samples of zeros: a program that saw one row may be for one row alone."""
+    kind = torch.int64 if predictor.tokens else _dtype(predictor.module)
+    rows = torch.zeros(2, *predictor.input_shape, dtype=kind)
+    if predictor.layout is None:
+        return rows
+    parts = predictor.layout.unpack(rows)
+    return parts if predictor.layout.named else tuple(parts.values())
 
 
 def _trace(predictor: Predictor) -> torch.export.ExportedProgram:
     """Return the module as a program for any number of rows."""
-    shapes = ({0: torch.export.Dim("rows", min=1)},)
-    kind = torch.int64 if predictor.tokens else _dtype(predictor.module)
-    # Two samples of zeros: a program that saw one row may be for one row alone.
-    given = (torch.zeros(2, *predictor.input_shape, dtype=kind),)
-    prepared, module = predictor.preparation, predictor.module
-    if prepared is not None and prepared.target.is_scaled:
-        module = _InUnits(module, prepared.target)
+    rows, given = {0: torch.export.Dim("rows", min=1)}, _make_example(predictor)
+    shapes = tree_map(lambda _: rows, given)
+    prepared = predictor.preparation
+    scaled = prepared is not None and prepared.target.is_scaled
+    module = _Scores(predictor.module, prepared.target if scaled and prepared else None)
     try:
         with warnings.catch_warnings():  # about weights that an LSTM lists twice
             warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)
-            return torch.export.export(module, given, dynamic_shapes=shapes)
+            return torch.export.export(module, (given,), dynamic_shapes=(shapes,))
     except Exception as error:
         raise ValueError(
             f"torch.export cannot make a program of {type(predictor.module).__name__}: "
@@ -125,7 +142,9 @@ def _write_onnx(predictor: Predictor, path: Path) -> None:
         raise ValueError(
             "ONNX models need the packages onnx and onnxscript: pip install 'equifed[onnx]'."
         ) from None
+    fields = () if predictor.layout is None else predictor.layout.fields
+    names = [field.name for field in fields] or ["features"]
     torch.onnx.export(
-        _trace(predictor), (), path, input_names=["features"], output_names=["scores"],
+        _trace(predictor), (), path, input_names=names, output_names=["scores"],
         external_data=False, verbose=False,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from torch.func import functional_call, grad, vmap
 from equifed.contract.arrays import Index
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.models.adapted import adapt_to_data, take_logits
 from equifed.models.checks import explain_inputs
 from equifed.models.flat import as_data
 
@@ -59,6 +60,7 @@ def features(module: nn.Module, data: Federation, layer: str | None = None) -> F
     >>> features(net, data, layer="1").input_shape
     (5,)
     """
+    module = adapt_to_data(module, data)
     parts = dict(module.named_modules())
     if layer is not None and layer not in parts:
         known = ", ".join(name for name in parts if name)
@@ -116,7 +118,7 @@ def _rows(caught: list[Any], samples: int, which: str) -> NDArray[Any]:
         raise ValueError(
             f"{which} ran {len(caught)} times in one pass over the samples; features need one."
         )
-    found = caught[0]
+    found = take_logits(caught[0])
     if not isinstance(found, Tensor) or found.ndim == 0 or len(found) != samples:
         told = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"{which} must give one row for each of {samples} samples, gave {told}.")
@@ -149,7 +151,8 @@ def tangent_features(
     module = module.eval()
 
     def scalar(theta: dict[str, Tensor], sample: Tensor) -> Tensor:
-        return functional_call(module, theta, (sample.unsqueeze(0),)).sum()  # type: ignore[no-any-return]
+        given = sample.unsqueeze(0)
+        return take_logits(functional_call(module, theta, (given,))).sum()  # type: ignore[no-any-return]
 
     rows = []
     for part in torch.split(inputs, chunk):
@@ -194,6 +197,7 @@ def convexify(
                 f"The parameters lack {name!r} of shape {tuple(shape)}; give the model that was "
                 "trained."
             )
+    module = adapt_to_data(module, federation)
     size = sum(shape.numel() for shape in shapes.values())
     chosen = choose_coordinates(size, min(coordinates, size), seed)
     dtype, found = next(iter(parameters.values())).dtype, {}

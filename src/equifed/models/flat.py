@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from equifed.models.adapted import take_logits
 from equifed.models.checks import (
     check_classes,
     check_device,
@@ -216,8 +217,8 @@ class FlatModel:
         if keys is not None:
             state |= dict.fromkeys(self.dropouts, keys)
         inputs = put_channels_last(inputs) if self.channels_last else inputs
-        outputs: Tensor = functional_call(self.module, state, (inputs,), tie_weights=False)
-        return outputs
+        outputs = functional_call(self.module, state, (inputs,), tie_weights=False)
+        return take_logits(outputs)  # type: ignore[no-any-return]
 
     def sample_losses(
         self, x: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equifed.contract.local import OwnL2, own_strength
-from equifed.data.arrays import is_frame
 from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation
+from equifed.data.fields import Layout
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError, Split, refuse
+from equifed.data.values import is_frame
+from equifed.models.adapted import take_logits
 from equifed.models.losses import FittedLoss, base_loss, fitted_loss
 from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of
 
@@ -71,6 +73,8 @@ class Predictor:
         The loss that it was trained with, where own parts can be fitted to it.
     own_l2 : float or str
         Strength of the penalty on own parameters in training, as for :func:`equifed.simulate`.
+    layout : Layout, optional
+        The arrays of a sample, where there are several: rows come as a mapping or tuple of arrays.
     """
 
     module: nn.Module
@@ -85,12 +89,15 @@ class Predictor:
     only: str | None = None
     loss: FittedLoss | None = None
     own_l2: OwnL2 = 0.0
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         check_own(self.module, self.own, self.clients)
 
     def __repr__(self) -> str:
         what = "values" if self.classes is None else f"classes {', '.join(self.classes[:6])}"
+        if self.layout is not None:
+            return f"<Predictor of {what} from {self.layout}>"
         return f"<Predictor of {what} from {' x '.join(map(str, self.input_shape))} features>"
 
     @property
@@ -153,7 +160,7 @@ class Predictor:
 
     def features(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the rows as the module sees them, or say what is wrong with them."""
-        rows, prepared, wanted = _read(rows), self.preparation, self.columns or ()
+        rows, prepared, wanted = self._read(rows), self.preparation, self.columns or ()
         if prepared is None:
             if isinstance(rows, Columns):
                 raise DataError(
@@ -173,6 +180,10 @@ class Predictor:
         if prepared.client is not None:
             rows = Columns({**rows, prepared.client: clean_column(list(client))})
         return prepared.apply(rows)
+
+    def _read(self, rows: Any) -> Columns | Array:
+        """Return rows of one array each, the columns of a table, or an array; cells once."""
+        return _read(rows) if self.layout is None else self.layout.pack(rows)
 
     def answer(self, features: Array) -> Array:
         """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
@@ -221,7 +232,7 @@ class Predictor:
         mean = replace(self, clients=(client,), own={}, only=client)
         if rows is None and targets is None:
             return mean
-        rows = _read(rows)
+        rows = self._read(rows)
         targets = self._find_targets(rows) if targets is None else targets
         mean._find_owners(rows, None, len(targets))  # refuses rows of others
         features, truth = mean.features(rows, client), torch.as_tensor(self.encode_targets(targets))
@@ -265,7 +276,7 @@ class Predictor:
 
     def _outputs(self, rows: Any, client: str | Sequence[str] | None) -> Array:
         """Return the module's outputs in float64, shape (rows, outputs)."""
-        rows = _read(rows)
+        rows = self._read(rows)
         features = self.features(rows, client)
         owners = self._find_owners(rows, client, len(features)) if self.own or self.only else None
         return self.answer_owners(features, owners)
@@ -302,7 +313,7 @@ class Predictor:
         for start in range(0, len(features), BLOCK):
             block = torch.tensor(features[start : start + BLOCK], dtype=kind)
             with torch.no_grad():
-                parts.append(module(block).reshape(len(block), -1).double())
+                parts.append(take_logits(module(block)).reshape(len(block), -1).double())
         return torch.cat(parts).numpy() if parts else np.empty((0, 1))
 
     def _find_owners(
@@ -382,6 +393,7 @@ def describe_predictor(data: Federation, module: nn.Module, loss: Any) -> Predic
         tokens=data.train.inputs.dtype.kind == "i",
         outputs_shape=data.train.targets.shape[1:],
         loss=fitted_loss(loss),
+        layout=data.layout,
     )
 
 

@@ -183,6 +183,8 @@ def read_data(
         raise ValueError(
             f"A federation has its clients and targets already; leave out {', '.join(given)}."
         )
+    if data.layout is not None:
+        raise DataError(f"fit takes samples of one array; these are {data.layout}.")
     if data.train.inputs.dtype.kind == "i":
         raise DataError("fit takes samples of numbers; these are tokens.")
     return data.split(test=test, seed=seed) if data.test is None and test else data

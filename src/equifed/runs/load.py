@@ -19,10 +19,12 @@ from torch import nn
 from equifed.contract.arrays import Losses
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
+from equifed.data.fields import Layout
 from equifed.data.preparation import CategoryColumn, Preparation, Target, digest_json
 from equifed.data.split import DataError, DataWarning
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
+from equifed.models.adapted import ByRow, adapt
 from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
 from equifed.models.export import DESCRIPTION, FORMAT, PROGRAM, describe
@@ -85,9 +87,10 @@ def read_predictor(
     made = _read_made(run)
     told, weights = made["samples"], read_model(run) or {}
     module, more = (_open_config if CONFIG in run else _open_python_run)(run, made, model, weights)
-    own = _read_personalised(run) if personalised else _read_own(run, more["own"])
+    more["own"] = _read_personalised(run) if personalised else _read_own(run, more["own"])
+    more["layout"] = layout = Layout.from_json(told.get("layout"))
     try:
-        loaded = load_weights(module, weights)
+        loaded = load_weights(adapt(module, layout), weights)
     except RuntimeError as error:
         raise ValueError(
             f"The module does not fit the weights in {run / MODEL} ({' '.join(str(error).split())}"
@@ -96,7 +99,7 @@ def read_predictor(
     return Predictor(
         loaded, tuple(told["input_shape"]), name_classes(told["classes"], told["class_names"]),
         preparation=read_preparation(run), clients=read_names(run),
-        tokens=told["tokens"], outputs_shape=tuple(told["target_shape"]), **{**more, "own": own},
+        tokens=told["tokens"], outputs_shape=tuple(told["target_shape"]), **more,
     )  # fmt: skip
 
 
@@ -291,8 +294,11 @@ def _read_exported(run: StoredRun) -> Predictor:
             )
         if prepared.target.is_scaled:  # the program answers in the unit itself
             prepared = replace(prepared, target=Target(prepared.target.name))
+    program = torch.export.load(io.BytesIO(run.read(PROGRAM))).module()
+    layout = Layout.from_json(told.get("layout"))
     return Predictor(
-        torch.export.load(io.BytesIO(run.read(PROGRAM))).module(),
+        program if layout is None else ByRow(program, layout),
+        layout=layout,
         input_shape=tuple(told["input_shape"]),
         classes=None if told["classes"] is None else tuple(told["classes"]),
         link=told["link"],

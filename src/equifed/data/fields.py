@@ -1,0 +1,201 @@
+"""Samples of several arrays (tokens and their mask): one after the other in one row of numbers.
+
+Everything between the data and a module's ``forward`` then sees one array per split. A row is
+int64 where all arrays are whole numbers or truth values; beside real numbers these are floats, so
+they may reach 2^24 only, up to where float32 has every whole number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from equifed.data.split import FLOATS, TOKENS, Array, DataError, refuse, refuse_any
+from equifed.data.values import as_array, is_frame
+
+EXACT = 2**24
+"""Largest whole number up to which float32 leaves out none."""
+KINDS = {"b": "truth values", "i": "whole numbers", "u": "whole numbers", "f": "real numbers"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a sample."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({' x '.join(map(str, self.shape)) or 'one'}, {self.kind})"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrays of one sample in the order in which a row holds them; by name unless a tuple.
+
+    >>> X = {"ids": [[5, 6], [7, 0]], "mask": [[True, True], [True, False]]}
+    >>> rows, layout = pack(X, "X")
+    >>> rows.tolist(), str(layout)
+    ([[5, 6, 1, 1], [7, 0, 1, 0]], 'ids (2, whole numbers), mask (2, truth values)')
+    """
+
+    fields: tuple[Field, ...]
+    named: bool = True
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.fields))
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are no real numbers."""
+        return all(field.kind != KINDS["f"] for field in self.fields)
+
+    @property
+    def width(self) -> int:
+        """Numbers per row."""
+        return sum(prod(field.shape) for field in self.fields)
+
+    def unpack(self, rows: Any) -> dict[str, Any]:
+        """Return the arrays that rows hold, a tensor, by name."""
+        out, start = {}, 0
+        for field in self.fields:
+            end = start + prod(field.shape)
+            part = rows[:, start:end].reshape(len(rows), *field.shape)
+            whole = part if field.kind == KINDS["f"] else part.long()
+            out[field.name] = whole.bool() if field.kind == KINDS["b"] else whole
+            start = end
+        return out
+
+    def pack(self, given: Any) -> Array:
+        """Return new samples of this layout as rows, or say in what they are unlike it."""
+        if isinstance(given, np.ndarray):
+            return given
+        if self.named and hasattr(given, "keys" if isinstance(given, Mapping) else "column_names"):
+            held = list(given if isinstance(given, Mapping) else given.column_names)
+            given = {field.name: given[field.name] for field in self.fields if field.name in held}
+        if not isinstance(given, Mapping if self.named else tuple):
+            what = "a mapping of these arrays" if self.named else "a tuple of these arrays"
+            raise DataError(f"A sample is {self}; give {what}, got {type(given).__name__}.")
+        rows, layout = pack(given, "X")
+        self.compare(layout, "X", "the model's samples")
+        return rows
+
+    def compare(self, other: Layout, here: str, there: str) -> None:
+        """Refuse samples ``here`` that are not of the layout that those ``there`` have."""
+        mine, theirs = ({f.name: f for f in layout.fields} for layout in (self, other))
+        odd = [name for name in mine if name not in theirs]
+        more = [name for name in theirs if name not in mine]
+        refuse_any(
+            (odd, f"{here} lacks {', '.join(map(repr, odd))}, which {there} has; it has "
+             f"{', '.join(theirs)}. Give all samples the same arrays."),
+            (more, f"{here} has {', '.join(map(repr, more))}, which {there} lacks; it has "
+             f"{', '.join(mine)}. Give all samples the same arrays."),
+        )  # fmt: skip
+        refuse(
+            (name for name in mine if mine[name] != theirs[name]),
+            lambda name: (
+                f"{here} has {theirs[name]} per sample, {there} {mine[name]}; make them alike "
+                "(pad or cut sequences to one length, convert with astype)."
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any] | None) -> Self | None:
+        """Read what :meth:`to_json` wrote; None where samples are one array."""
+        if told is None:
+            return None
+        fields = [Field(f["name"], tuple(map(int, f["shape"])), f["kind"]) for f in told["fields"]]
+        return cls(tuple(fields), bool(told["named"]))
+
+
+class Packed(NamedTuple):
+    """Rows and what they hold."""
+
+    rows: Array
+    layout: Layout
+
+
+def find_fields(value: Any, rows: int, where: str) -> Mapping[str, Any] | Sequence[Any] | None:
+    """Return the arrays of which samples consist; None if there is one alone."""
+    if isinstance(value, Mapping) and not is_frame(value):
+        return value
+    if not isinstance(value, tuple) or not all(getattr(part, "ndim", 0) for part in value):
+        return None
+    if len(value) == rows and all(len(part) == rows for part in value) and rows > 1:
+        raise DataError(
+            f"{where} is a tuple of {rows} arrays of {rows} rows each: give a mapping of names if "
+            "a sample consists of several arrays, or join the rows to one array."
+        )
+    return None if len(value) == rows else value
+
+
+def pack(given: Mapping[Any, Any] | Sequence[Any], where: str, count: int | None = None) -> Packed:
+    """Return the arrays of samples as rows; named ones in the order of their names."""
+    named = isinstance(given, Mapping)
+    parts = {str(k): given[k] for k in given} if named else {str(k): v for k, v in enumerate(given)}
+    order = sorted(parts) if named else list(parts)
+    refuse_any(
+        (not parts, f"{where} is a {type(given).__name__} without arrays."),
+        (len(parts) < len(given), f"{where} has {len(given)} arrays; give a mapping of texts to "
+         "arrays."),
+    )  # fmt: skip
+    arrays = {name: _read(parts[name], f"{where}[{name!r}]") for name in order}
+    first = order[0]
+    rows = len(arrays[first]) if count is None else count
+    refuse(
+        (name for name in order if len(arrays[name]) != rows),
+        lambda name: (
+            f"{where}[{name!r}] has {len(arrays[name])} rows, "
+            f"{f'{where}[{first!r}]' if count is None else 'y'} has {rows}; give every array one "
+            "row per sample."
+        ),
+    )
+    fields = [Field(n, a.shape[1:], KINDS[a.dtype.kind]) for n, a in arrays.items()]
+    layout = Layout(tuple(fields), named)
+    reals = [a.dtype for a in arrays.values() if a.dtype.kind == "f"]
+    kind = TOKENS if not reals else FLOATS[any(dtype.itemsize > 4 for dtype in reals)]
+    for name, array in arrays.items():
+        _check_values(array, f"{where}[{name!r}]", beside=bool(reals))
+    flat = [a.reshape(len(a), prod(a.shape[1:])).astype(kind) for a in arrays.values()]
+    return Packed(np.concatenate(flat, axis=1), layout)
+
+
+def _read(value: Any, where: str) -> Array:
+    """Return one array, of numbers."""
+    array = as_array(value, where)
+    refuse_any(
+        (array.dtype == object, f"{where} is text; give numbers: what a tokenizer makes of it."),
+        (len(array) and 0 in array.shape, f"{where} has the shape {array.shape}: nothing in it."),
+    )
+    return array
+
+
+def _check_values(array: Array, where: str, beside: bool) -> None:
+    """Refuse numbers that a row cannot hold, or that no model can use."""
+    if array.dtype.kind == "f":
+        bad = np.unique(np.nonzero(~np.isfinite(array))[0])
+        refuse(
+            bad[:1],
+            lambda row: (
+                f"{where} holds {'NaN' if np.isnan(array[row]).any() else 'infinity'} in row {row} "
+                f"({len(bad)} row(s) affected); remove or impute these rows."
+            ),
+        )
+    elif array.size:
+        low, high, most = int(array.min()), int(array.max()), EXACT if beside else 2**63 - 1
+        refuse_any(
+            (low < 0, f"{where} holds {low}; whole numbers are tokens, places and masks of at "
+             "least 0: give it as floats if it is an amount."),
+            (high > most, f"{where} holds {high}; whole numbers beside real ones may reach "
+             f"{most} (2^24), up to where float32 has all of them: renumber them."
+             if beside else f"{where} holds {high}, too large a number; renumber them."),
+        )  # fmt: skip
