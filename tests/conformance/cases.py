@@ -30,7 +30,10 @@ STEPS = LocalSGD(lr=0.05, steps=3, batch_size=3)
 EPOCHS = LocalSGD(lr=0.05, epochs=1, batch_size=3)  # ragged: from one to four steps
 PRIMAL_DUAL = ConstantSteps(0.1, 0.2, 0.9)
 INNER = ScaffPD(CVaR(0.5))
-WORK = {"lr": 0.05, "objective": ChiSquare(0.1), "steps": PRIMAL_DUAL, "algorithm": INNER}
+WORK = {
+    "lr": 0.05, "objective": ChiSquare(0.1), "steps": PRIMAL_DUAL, "algorithm": INNER,
+    "epsilon": 1.0, "rounds": 10, "clip": 1.0,
+}  # fmt: skip
 """Settings that suit the small problems, where an algorithm has them."""
 
 SAMPLED = {"participation": 0.5, "clients_per_round": 3}

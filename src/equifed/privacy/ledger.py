@@ -12,6 +12,7 @@ rows are no single mu; an accountant composes them (the extra ``dp``).
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable
@@ -152,6 +153,29 @@ def _account(entries: Iterable[Entry], delta: float) -> float:
         sampled = dp.SampledWithoutReplacementDpEvent(1_000_000, drawn, noised)
         accountant.compose(noised if entry.q == 1 else sampled, entry.steps)
     return float(accountant.get_epsilon(delta))
+
+
+@functools.cache
+def noise_multiplier(epsilon: float, delta: float, steps: int, q: float = 1.0) -> float:
+    """Return the least sigma / D with which so many equal answers cost at most epsilon.
+
+    >>> round(noise_multiplier(1.0, 1e-5, 4), 3) == round(2 / mu_of(1.0, 1e-5), 3)
+    True
+    """
+    whole = math.sqrt(steps) / mu_of(epsilon, delta)
+    if q == 1:
+        return whole
+
+    def costs(multiplier: float) -> float:
+        return compose([Entry("answers", 1.0, multiplier, q, steps)], delta)
+
+    low, high = 0.1, 2 * whole
+    while costs(high) > epsilon:
+        low, high = high, 2 * high
+    while high > 1.001 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if costs(middle) <= epsilon else (middle, high)
+    return high
 
 
 class Ledger:

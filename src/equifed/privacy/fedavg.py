@@ -1,0 +1,151 @@
+"""FedAvg with differential privacy of whole clients: clipped updates, noise at the server."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
+from equifed.algorithms.guard import GuardedClients
+from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, Vector, Weights
+from equifed.contract.absence import scatter
+from equifed.contract.local import DEFAULT_WORK
+from equifed.privacy.ledger import Entry, OverBudget, check_delta, noise_multiplier
+
+
+@dataclass(frozen=True)
+class State:
+    """The model, and the rounds that were answered."""
+
+    x: Vector
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class PrivateFedAvg(Federated):
+    r"""FedAvg whose models tell little of any one client (McMahan et al. 2018).
+
+    .. math::
+
+       x \leftarrow x - \text{server\_lr} \Bigl( \frac{N}{m} \sum_{i \in S} p_i
+           \min\bigl(1, \tfrac{C}{|d_i|}\bigr)\, d_i + \sigma z \Bigr), \qquad d_i = x - u_i,
+       \quad z \sim N(0, I)
+
+    S is a uniform sample of m of the N clients. Replacing all rows of one client by as many others
+    moves the sum by at most :math:`D = 2 C \max_i p_i N / m`, and :math:`\sigma` is the least
+    for which ``rounds`` answers, each about m of N clients, cost epsilon at delta. Unlike in FedAvg
+    a client that gives no answer leaves its weight empty, so that nobody else's grows.
+
+    All models are (epsilon, delta)-private together, and whatever is computed from them; numbers
+    of samples are public. The run folder is not: it tells who took part and every client's
+    results, so publish the model alone. Whoever runs the server is trusted with the updates, and
+    with the noise and the samples, which follow from the seed: keep that secret.
+
+    Weights that depend on losses have no private form here. A loss is one client's own, and noise
+    that hides a client is as large as the loss itself, so fair objectives would follow the noise.
+    Many rows per client allow privacy of records (:class:`equifed.Privacy`), which has all of them.
+
+    Parameters
+    ----------
+    epsilon : float
+        The budget, which is what may be published.
+    rounds : int
+        Rounds over which it is spent; further ones are refused.
+    clip : float
+        C. Longer updates are scaled down to this length.
+    local, weighting, participation, server_lr
+        As in :class:`equifed.algorithms.FedAvg`; equal weights have the least noise.
+    delta : float
+        Far below one over the number of clients.
+
+    Examples
+    --------
+    >>> private = PrivateFedAvg(epsilon=8.0, rounds=50, clip=0.5)
+    >>> private.weighting
+    'uniform'
+
+    References
+    ----------
+    McMahan, Ramage, Talwar, Zhang. "Learning differentially private recurrent language models."
+    ICLR 2018, Algorithm 1 (with replacement of clients, samples of a fixed size).
+    """
+
+    epsilon: float
+    rounds: int
+    clip: float
+    local: LocalSGD = DEFAULT_WORK
+    weighting: Weighting = "uniform"
+    participation: float = 1.0
+    server_lr: float = 1.0
+    delta: float = 1e-5
+
+    allowed: ClassVar = {
+        "epsilon": "(0, inf)", "rounds": "[1, inf)", "clip": "(0, inf)",
+        "weighting": ("size", "uniform"),
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_delta(self.delta)
+
+    def entry(self, clients: Clients, steps: int = 1) -> Entry:
+        """Return what so many rounds put into a ledger."""
+        n, rates = len(clients.names), {1.0}
+        q = math.ceil(self.participation * n) / n
+        largest = float(client_weights(self.weighting, all_sizes(clients)).max()) / q
+        rates.add(q)  # what an accountant says of samples is a bound: all may be less
+        found = [(noise_multiplier(self.epsilon, self.delta, self.rounds, r), r) for r in rates]
+        (multiplier, rate), sensitivity = min(found), 2 * self.clip * largest
+        return Entry("updates", sensitivity, multiplier * sensitivity, rate, steps)
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        if clients.hides_sums:
+            raise ValueError(
+                "PrivateFedAvg clips the clients' updates at the server, and here their sums are "
+                "hidden from it; open the sums, or use privacy of records, with noise at the sites."
+            )
+        return State(x)
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        self._check(state, clients)
+        entry, n = self.entry(clients), len(clients.names)
+        m = math.ceil(self.participation * n)
+        drawn = stream.at("clients").generator().choice(n, m, replace=False)
+        here = np.intersect1d(drawn, clients.index)
+        weights = client_weights(self.weighting, all_sizes(clients))[here] * (n / m)
+        total = torch.zeros_like(state.x)
+        if len(here):  # who was drawn and is missing counts as zero
+            chosen = clients.subset(here)
+            moved = chosen.local_steps(state.x, self.local, stream.at("local")).displacement
+            lengths = np.sqrt(moved.squared_norms())
+            total = moved.weighted_sum(weights * (self.clip / np.maximum(self.clip, lengths)))
+        z = stream.at("noise").generator().standard_normal(tuple(total.shape))
+        x = state.x - self.server_lr * (total + entry.sigma * torch.as_tensor(z).to(total))
+        return State(x, state.rounds + 1), self._tell(entry, scatter(weights, here, n), here)
+
+    def _check(self, state: State, clients: Clients) -> None:
+        """Refuse rounds that are not paid for, and what would change sums after clipping."""
+        if state.rounds >= self.rounds:
+            raise OverBudget(
+                f"PrivateFedAvg has spent epsilon = {self.epsilon:g} over its {self.rounds} rounds;"
+                " plan more rounds, which costs more noise in each, or take a larger epsilon."
+            )
+        if isinstance(clients, GuardedClients) and clients.watch.acts:
+            raise ValueError(
+                "A guard that acts shortens updates by the lengths of others, which costs privacy "
+                "that is not counted. PrivateFedAvg bounds every update by clip: say guard = 'off'."
+            )
+
+    def _tell(self, entry: Entry, weights: Weights, here: Index) -> Info:
+        told = (
+            f"privacy of clients: epsilon {self.epsilon:g}, delta {self.delta:g} after "
+            f"{self.rounds} rounds; updates clipped to {self.clip:g}, noise of deviation "
+            f"{entry.sigma:.3g} on each number of their sum"
+        )
+        return Info(weights, index=here, notes=(told,))
