@@ -18,6 +18,7 @@ from equifed.flower.flwr_private import Parcel
 from equifed.flower.site import Site, SiteError
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.wire import REFUSED, Reply, Request
+from equifed.training.signing import KeyProblem
 
 pytestmark = pytest.mark.long
 flwr_private.set_identity(1, 1)
@@ -152,7 +153,7 @@ def test_a_node_answers_refuses_and_survives(tmp_path: Path) -> None:
 
 def test_a_site_keeps_to_its_policy_and_writes_down_what_it_refused(tmp_path: Path) -> None:
     late = Request("hello", "run", "hello", -1, {"late": "a run is under way"}).to_records()
-    rules = 'max_seconds = 1.0\nmin_samples = 8\nrequests = ["losses", "statistics"]\n'
+    rules = 'max_seconds = 1.0\nmin_samples = 8\nprivacy = "secure"\n'
     sent, lines = serve(
         tmp_path,
         (1, 60.0, ask(), "hang"),
@@ -163,7 +164,7 @@ def test_a_site_keeps_to_its_policy_and_writes_down_what_it_refused(tmp_path: Pa
     )
     slow, refused, told, hello = (Reply.from_records(m.content) for m in sent)
     assert slow.error == "refused" and "took longer than this site allows" in slow.text
-    assert refused.error == "refused" and "does not answer the request 'recall'" in refused.text
+    assert refused.error == "refused" and "takes part with privacy 'secure' only" in refused.text
     assert told.numbers == hello.numbers and not told.error
     assert hello.numbers["notes"] == ["works at most 1 s on a request"]
     asked = [line for line in lines if line["event"] == "request"]
@@ -221,7 +222,7 @@ def test_one_key_serves_one_node(tmp_path: Path) -> None:
     with pytest.raises(SiteError, match="Another node on this machine uses the key"):
         node.open_key(key)
     node._HELD.pop().close()
-    with pytest.raises(SiteError, match="holds no key"):
+    with pytest.raises(KeyProblem, match="holds no private key"):
         node.open_key(tmp_path / "none")
 
 

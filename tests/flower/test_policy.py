@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from tests.flower.grid import QUICK, MemoryGrid, convex, flower_clients, memory_grid, task
 from tests.flower.test_tables import TABLE, make_grid, run
 
@@ -21,9 +21,9 @@ from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.handshake import StartError
 from equifed.flower.rehearsal import make_plan
-from equifed.flower.site import Policy, Refused, SiteError
+from equifed.flower.site import Policy, SiteError
 from equifed.flower.statistics import show_statistics
-from equifed.flower.wire import VERBS, Reply, Request
+from equifed.flower.wire import VERBS, Reply
 
 pytestmark = pytest.mark.long
 
@@ -37,8 +37,6 @@ REFUSALS = {
     'privacy = "secure"': "this node takes part with privacy 'secure' only",
     "min_samples = 1000": "this site takes part with at least 1000 training samples, and has fewer",
     "max_steps = 2": "3 local steps are asked for, this site takes at most 2",
-    "max_message = 40": r"the request has [\d,]+ bytes, this site takes at most 40",
-    'requests = ["losses"]': "this site does not answer the request 'metrics'",
 }
 
 
@@ -108,31 +106,12 @@ def test_refusals_in_a_run_are_events(tmp_path: Path) -> None:
     clients = flower_clients(grid, the_task)
     for context in grid.contexts.values():
         if context.node_config["partition-id"] == 2:
-            context.node_config |= write(tmp_path / "p.toml", 'requests = ["losses"]')
+            context.node_config |= write(tmp_path / "p.toml", "max_steps = 1")
     x = clients.initial(Stream(0))
-    with pytest.raises(MissingClients, match=r"client-2.*does not answer the request 'local'"):
-        moved = clients.local_steps(x, LocalSGD(lr=0.1, steps=1), Stream(0, ("round", 1)))
+    with pytest.raises(MissingClients, match=r"client-2.*2 local steps are asked for"):
+        moved = clients.local_steps(x, LocalSGD(lr=0.1, steps=2), Stream(0, ("round", 1)))
         moved.displacement.weighted_sum(np.ones(4) / 4)
     assert len(clients.losses(x, Stream(0, ("round", 1, "l")))) == 4
-
-
-def test_a_reply_that_is_too_large_does_not_leave(tmp_path: Path) -> None:
-    grid = memory_grid(convex(), task(), tmp_path)
-    clients = flower_clients(grid, task())
-    x, node = clients.initial(Stream(0)), clients.mailbox.nodes[0]
-    grid.contexts[node].node_config |= write(tmp_path / "p.toml", "max_message = 700")
-    args = {"seed": 0, "address": [], "batch_size": None, "give": True}
-    request = Request("gradient", "test", "t", 0, args, {"x": x.numpy()})
-    (sent,) = grid.push_messages([Message(request.to_records(), node, VERBS["gradient"].message)])
-    reply = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
-    size = x.numel() * 8
-    assert size < 700  # the request passes, or this test says nothing
-    if reply.error:
-        assert reply.error == "refused" and "bytes, this site takes at most 700" in reply.text
-    grid.contexts[node].node_config |= write(tmp_path / "p.toml", "max_message = 300")
-    (sent,) = grid.push_messages([Message(request.to_records(), node, VERBS["gradient"].message)])
-    refused = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
-    assert refused.error == "refused" and not refused.arrays
 
 
 def test_a_site_shortens_what_it_sends_and_says_so(
@@ -167,7 +146,7 @@ def test_a_policy_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         ('privacy = "sums"', "'sums'.*is gone: use 'secure'"),
         ("clip = -1.0", "clip must be above 0"),
         ("max_steps = 0", "max_steps must be above 0"),
-        ('requests = ["locale"]', "'locale' is none of hello"),
+        ("max_message = 9", "max_message"),
         ("min_samples = true", "min_samples"),
         ("=", "cannot be used"),
     ):
@@ -182,9 +161,6 @@ def test_a_policy_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     for level, message in (("much", "'none' or 'secure', got 'much'"), ("sums", "use 'secure'")):
         with pytest.raises(SiteError, match=message):
             Policy.of({"privacy": level})
-    with pytest.raises(Refused, match="'gradient'"):
-        Policy(requests=()).check_request("gradient")
-    Policy(requests=()).check_request("hello")
 
 
 def test_late_nodes_are_told_and_written_down(

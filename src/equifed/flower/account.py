@@ -159,8 +159,7 @@ def accept_plan(
     operator, plan = read_signed(told, policy)
     works = [step["work"] for step in plan.steps.values() if step.get("work")]
     work = {"lr": 1.0, **works[0]} if works else None
-    asked = {"privacy": plan.privacy, "requests": plan.requests, "work": work}
-    policy.check_plan(asked, samples)
+    policy.check_plan({"privacy": plan.privacy, "work": work}, samples)
     if plan.run != run:
         raise Refused("the plan is that of another run")
     kept, place = memory.read_record("plan"), root / "plans" / f"{plan.digest[:16]}-{slug(name)}"

@@ -228,7 +228,6 @@ def explain_end(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" for {error.filename}" if error.filename else ""
         cure = "make room there, then: equifed flower resume"
-        cure = "make room there, then: equifed flower resume"
         return f"no space is left on the server's disk{where}; {cure}"
     text = " ".join(str(error).split())
     ours = isinstance(error, StartError | TrainingError | ValueError | RuntimeError)

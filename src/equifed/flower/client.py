@@ -36,7 +36,7 @@ from equifed.flower.site import (
     read_site,
 )
 from equifed.flower.task import Task
-from equifed.flower.wire import VERBS, Reply, Request, WireError, count_bytes
+from equifed.flower.wire import VERBS, Reply, Request, WireError
 from equifed.flower.worker import Client, Stale, Worker
 
 LOADED = 64
@@ -95,15 +95,8 @@ def make_client_app(
 
     def answer(message: Message, context: Context) -> Message:
         name = name_site(context.node_config, context.node_id)
-        policy = Policy.of(read_site(context.node_config))
-        reply = answer_message(message, lambda: load(context), name, policy)
-        content = reply.to_records()
-        try:
-            policy.check_bytes("the reply has", 0 if reply.error else count_bytes(content))
-        except Refused as error:
-            told = reply.op, reply.run, reply.tag, {"name": name}
-            content = Reply(*told, error="refused", text=str(error)).to_records()
-        return Message(content, reply_to=message)
+        reply = answer_message(message, lambda: load(context), name)
+        return Message(reply.to_records(), reply_to=message)
 
     for verb in VERBS.values():
         category, _, action = verb.message.partition(".")
@@ -111,9 +104,7 @@ def make_client_app(
     return app
 
 
-def answer_message(
-    message: Message, load: Callable[[], Client], name: str, policy: Policy
-) -> Reply:
+def answer_message(message: Message, load: Callable[[], Client], name: str) -> Reply:
     """Return the reply to a message; never raise, never quote an exception.
 
     ``name`` is the client's, which an error says, too: it may be the first that is heard of it.
@@ -125,22 +116,12 @@ def answer_message(
         return Reply("", "", "", who, error="request", text=str(error))
     if "late" in request.args:
         log.warning("equifed: the server says: %s", str(request.args["late"])[:500])
-    kind, text = "", ""
     try:
-        policy.check_request(request.op, count_bytes(message.content))
         return Worker(_load(load), request).answer()
-    except (Stale, LostPart) as error:
-        kind, text = "stale", str(error)
+    except tuple(OURS) as error:
+        kind, text = next(OURS[t] for t in type(error).__mro__ if t in OURS), str(error)
     except MissingClients as error:
         kind, text = "non-finite", next(iter(error.reasons.values()))
-    except (SecureError, Refused) as error:  # our own words
-        kind, text = "refused", str(error)
-    except Waiting as error:
-        kind, text = "waiting", str(error)
-    except (WireError, RangeError) as error:
-        kind, text = "request", str(error)
-    except _NotLoaded as error:
-        kind, text = "data", str(error)
     except DataError as error:  # its text may quote a row
         log.exception("equifed: the data cannot be used")
         kind, text = "data", error.told or f"the table cannot be used in {request.op}; {SEE_LOG}"
@@ -152,6 +133,19 @@ def answer_message(
 
 class _NotLoaded(Exception):
     """The data could not be loaded; says why without showing any."""
+
+
+OURS: dict[type[Exception], str] = {
+    Stale: "stale",
+    LostPart: "stale",
+    SecureError: "refused",
+    Refused: "refused",
+    Waiting: "waiting",
+    WireError: "request",
+    RangeError: "request",
+    _NotLoaded: "data",
+}
+"""Errors in our own words, and what they are to the server."""
 
 
 def _load(load: Callable[[], Client]) -> Client:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from flwr.app import Message
 
-from equifed.flower.flwr_private import BACKOFF, Parcel, use
+from equifed.flower.flwr_private import Parcel, fetch, use
 from equifed.flower.wire import Reply
 
 PATIENCE = 60.0
@@ -159,20 +159,12 @@ class Fleet:
         self.counter.move_last_poll(after[0] - before[0], after[1] - before[1])
         head = use("message_from_proto")(found.messages_list[0])
         tree, run = found.message_object_trees[0], head.metadata.run_id
-        pull = use("make_pull_object_fn_protobuf")(
-            lambda request: self._call(self._client.PullObject, request), self._node, run
-        )
-        contents = use("pull_objects")(
-            [t.object_id for t in use("iterate_object_tree")(tree)],
-            pull,
-            max_time=head.metadata.ttl,
-            initial_backoff=BACKOFF,
-            backoff_cap=1.0,
-        )
-        confirm = use("ConfirmMessageReceivedRequest")
-        received = confirm(node=self._node, run_id=run, message_object_id=head.metadata.message_id)
-        self._call(self._client.ConfirmMessageReceived, received)
-        parcel = Parcel(head.metadata.message_id, tree.SerializeToString(), contents)
+
+        def call(name: str) -> Callable[[Any], Any]:
+            return lambda request: self._call(getattr(self._client, name), request)
+
+        calls = call("PullObject"), call("ConfirmMessageReceived")
+        parcel = fetch(*calls, self._node, run, head, tree, head.metadata.ttl)
         return run, head.metadata.ttl, parcel
 
     def send(self, reply: Parcel, message: Message, seconds: float) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import Message
@@ -165,6 +166,36 @@ class Parcel(NamedTuple):
         return message
 
 
+def fetch(
+    pull_object: Callable[[Any], Any],
+    confirm: Callable[[Any], Any],
+    node: Any,
+    run: int,
+    head: Any,
+    tree: Any,
+    seconds: float,
+    limit: float = math.inf,
+) -> Parcel:
+    """Pull a message's objects, of ``limit`` bytes together at most, and confirm that they came."""
+    pull, total = use("make_pull_object_fn_protobuf")(pull_object, node, run), 0
+
+    def pull_bounded(key: str) -> bytes:
+        nonlocal total
+        content: bytes = pull(key)
+        total += len(content)
+        if total > limit:
+            raise OverflowError(f"larger than {limit} bytes")
+        return content
+
+    ids = list(dict.fromkeys(t.object_id for t in use("iterate_object_tree")(tree)))
+    contents = use("pull_objects")(
+        ids, pull_bounded, max_time=seconds, initial_backoff=BACKOFF, backoff_cap=1.0
+    )
+    message = head.metadata.message_id
+    confirm(use("ConfirmMessageReceivedRequest")(node=node, run_id=run, message_object_id=message))
+    return Parcel(message, tree.SerializeToString(), contents)
+
+
 # -- the server's side -----------------------------------------------------------------------------
 
 
@@ -186,40 +217,19 @@ def pull_replies(grid: Grid, ids: list[str], limit: int, seconds: float) -> list
     if type(grid).__name__ != "HttpGrid" or not _is_known():
         found = grid.pull_messages(ids)
         return [Received(m.metadata.reply_to_message_id, m, "") for m in found]
-    client: Any = grid._runtime_client  # type: ignore[attr-defined]
+    deployed: Any = grid
+    client, about = deployed._runtime_client, (deployed.node, deployed.run.run_id)
     pulled = client.PullMessages(use("PullAppMessagesRequest")(message_ids=ids))
     out = []
     for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
         answers = head.metadata.reply_to_message_id
         try:
-            parcel = _fetch(client, grid, head, tree, limit, seconds)
+            calls = client.PullObject, client.ConfirmMessageReceived
+            parcel = fetch(*calls, *about, head, tree, seconds, limit)
             out.append(Received(answers, parcel.open(), ""))
         except Exception as error:
             out.append(Received(answers, None, _explain_reply(error)))
     return out
-
-
-def _fetch(client: Any, grid: Any, head: Any, tree: Any, limit: int, seconds: float) -> Parcel:
-    node, run, total = grid.node, grid.run.run_id, 0
-    pull = use("make_pull_object_fn_protobuf")(client.PullObject, node, run)
-
-    def pull_bounded(key: str) -> bytes:
-        nonlocal total
-        content: bytes = pull(key)
-        total += len(content)
-        if total > limit:
-            raise OverflowError(f"larger than {limit} bytes")
-        return content
-
-    ids = list(dict.fromkeys(t.object_id for t in use("iterate_object_tree")(tree)))
-    contents = use("pull_objects")(
-        ids, pull_bounded, max_time=seconds, initial_backoff=BACKOFF, backoff_cap=1.0
-    )
-    confirm = use("ConfirmMessageReceivedRequest")
-    client.ConfirmMessageReceived(
-        confirm(node=node, run_id=run, message_object_id=head.metadata.message_id)
-    )
-    return Parcel(head.metadata.message_id, b"", contents)
 
 
 def _explain_reply(error: Exception) -> str:

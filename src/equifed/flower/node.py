@@ -35,6 +35,7 @@ from equifed.flower.fleet import (
 from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
 from equifed.flower.site import Policy, Site, SiteError, name_site, read_site
 from equifed.flower.wire import REFUSED, VERBS, Request, WireError
+from equifed.training.signing import read_private
 
 SHORTEST, LONGEST = 0.1, 2.0
 """Seconds between two polls: a tenth of the time that the node has been idle, within these."""
@@ -252,15 +253,7 @@ def judge_request(message: Message) -> Request:
 
 def open_key(path: Path) -> Any:
     """Return a node's key, held by this process alone for as long as it lives."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise SiteError(
-            f"{path} holds no key that can be used ({type(error).__name__}); make one with: "
-            "ssh-keygen -t ecdsa -b 384 -N '' -f node"
-        ) from error
+    key = read_private(path)
     with contextlib.suppress(ImportError):  # there is no such lock on this system
         import fcntl
 

@@ -63,14 +63,6 @@ class Plan:
         """Return the bytes that are signed."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
-    @property
-    def requests(self) -> list[str]:
-        """Kinds of requests, as a policy lists them."""
-        steps = [step.removeprefix("once ").partition(" ")[0] for step in self.steps]
-        hidden = ("sum", "keys", "shares", "boxes", "unmask") if "opened" in steps else ()
-        asked = [*(("metrics",) if self.evaluations else ()), *steps, *hidden]
-        return [op for op in dict.fromkeys(asked) if op not in ("opened", "bounds")]
-
     def extends(self, other: Plan) -> bool:
         """Tell whether this plan is another one with more rounds."""
         counts = other.rounds, other.evaluations, other.repeats

@@ -26,7 +26,6 @@ from equifed.data.site_table import SiteTable, TableSettings
 from equifed.data.split import DataError
 from equifed.flower.memory import find_root
 from equifed.flower.task import Schema, shorten_names
-from equifed.flower.wire import VERBS
 from equifed.runs.schema import Checker, ConfigError, settings
 from equifed.training.signing import KeyProblem, PublicKey, read_keys
 
@@ -238,8 +237,6 @@ class Policy:
     min_samples: int = 1  # training samples below which it takes no part
     max_steps: int | None = None  # local steps of one request
     max_seconds: float | None = None  # of work on a request (by ``equifed flower node``)
-    max_message: int | None = None  # bytes of the largest message that it reads or sends
-    requests: tuple[str, ...] = tuple(VERBS)  # that it answers
     clip: float | None = None  # length to which gradients and updates are shortened
     show_by_name: bool = True  # whether means, gaps and label shares are shown under its name
     operators: tuple[str, ...] = ()  # public keys of those whose runs it answers; none: anybody's
@@ -247,12 +244,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         check_privacy(self.privacy)
-        unknown = [op for op in self.requests if op not in VERBS]
-        if unknown:
-            raise ConfigError(
-                [f"requests: {unknown[0]!r} is none of {', '.join(VERBS)}; leave it out"]
-            )
-        for name in ("min_samples", "max_steps", "max_seconds", "max_message", "clip"):
+        for name in ("min_samples", "max_steps", "max_seconds", "clip"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError([f"{name} must be above 0 and finite, got {value!r}"])
@@ -278,8 +270,7 @@ class Policy:
             checker = Checker()
             values = checker.table(settings(Policy), table, "")
             checker.raise_problems()
-            values |= {key: tuple(values[key]) for key in ("requests", "operators")}
-            return cls(**values)
+            return cls(**{**values, "operators": tuple(values["operators"])})
         except OSError as error:
             raise SiteError(f"The policy {path} cannot be read ({error.strerror}).") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
@@ -302,17 +293,6 @@ class Policy:
         if self.privacy != "none":
             raise Refused(f"this node takes part with privacy {self.privacy!r} only")
 
-    def check_request(self, op: str, bytes_in: int = 0) -> None:
-        """Refuse a request that the site does not answer."""
-        if op not in self.requests and op != "hello":  # which finds out whether it takes part
-            raise Refused(f"this site does not answer the request {op!r}")
-        self.check_bytes("the request has", bytes_in)
-
-    def check_bytes(self, what: str, count: int) -> None:
-        """Refuse a message that is too large."""
-        if self.max_message is not None and count > self.max_message:
-            raise Refused(f"{what} {count:,} bytes, this site takes at most {self.max_message:,}")
-
     def check_work(self, work: LocalSGD, samples: int) -> None:
         """Refuse more local steps than the site does."""
         steps = int(work.steps_for([samples])[0])
@@ -330,8 +310,6 @@ class Policy:
             )
         if plan.get("privacy", "secure") != "secure":
             self.allow_clear()
-        for op in plan.get("requests", ()):
-            self.check_request(str(op))
         if plan.get("work") is not None:
             self.check_work(LocalWork.from_dict(plan["work"]), samples)
 
