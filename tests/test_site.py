@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
+import pydoc
 import re
 import shlex
 import subprocess
@@ -67,6 +70,25 @@ def test_a_guide_has_code_a_picture_and_when_not(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert BLOCK.search(text) and IMAGE.search(text)
     assert "\n## When not\n" in text
+
+
+WITHOUT_RESULT = {
+    "equifed.training.trackers.MLflow": "sends to a server",
+    "equifed.testing.check_algorithm": "is silent if all is well",
+    "equifed.testing.check_engine": "is silent if all is well",
+    "equifed.testing.check_objective": "is silent if all is well",
+}
+
+
+def test_public_names_have_an_example_with_a_result() -> None:
+    """A result is more than what the constructor was given: it has to be asked for."""
+    lacking, parser = {}, doctest.DocTestParser()
+    for name in (name for names in reference.list_names().values() for name in names):
+        found = parser.get_examples(inspect.cleandoc(pydoc.locate(name).__doc__ or ""))
+        if not any(one.want for one in found):
+            lacking[name] = "nothing comes out" if found else "no example"
+    assert lacking.keys() == WITHOUT_RESULT.keys(), lacking
+    assert "no example" not in lacking.values(), lacking
 
 
 def test_pictures_are_there_and_have_words() -> None:

@@ -80,6 +80,15 @@ class Accelerated(Wrapper):
     Walker, Ni. "Anderson acceleration for fixed-point iterations." SIAM J. Numer. Anal. 2011.
     Zhang, O'Donoghue, Boyd. "Globally convergent type-I Anderson acceleration for nonsmooth
     fixed-point iterations." SIAM J. Optim. 2020.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> fair = ef.Accelerated(ef.ScaffPD(ef.objectives.ChiSquare(rho=0.1)))
+    >>> history = ef.train(fair, clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; without it: 0.65
+    0.7
     """
 
     algorithm: AnyAlgorithm

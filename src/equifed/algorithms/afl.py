@@ -79,6 +79,14 @@ class AFL(Federated):
         proved about the original.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.AFL(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.6
     """
 
     local: LocalSGD = DEFAULT_WORK

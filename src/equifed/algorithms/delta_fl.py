@@ -63,6 +63,15 @@ class DeltaFL(Federated):
         Step from x towards the average.
     patience : int
         Rounds without an answer after which a client does not count until it is back.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> fair = ef.DeltaFL(ef.LocalSGD(lr=0.02, steps=5), level=0.5)
+    >>> history = ef.train(fair, clients, rounds=50, evaluate=["test"], every=50)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.5
+    0.7
     """
 
     local: LocalSGD = DEFAULT_WORK

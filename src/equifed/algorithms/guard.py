@@ -253,6 +253,18 @@ class Guarded(Wrapper):
         Any; in :func:`equifed.train` the guard is inside all other wrappers.
     guard : Guard
         The limits; on, if nothing else is said.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> sites = {f"site {i}": ([[0.0], [1.0]], [0.0, 1.0]) for i in range(9)}
+    >>> data = ef.Federation.from_clients(sites | {"liar": ([[0.0], [1.0]], [0.0, 1e6])})
+    >>> clients = ef.simulate(data, "linear")
+    >>> plain = ef.FedAvg(ef.LocalSGD(lr=0.1, steps=5))
+    >>> for one in plain, ef.Guarded(plain):  # what they predict where nine of ten say 1
+    ...     round(float(ef.train(one, clients, rounds=20).predictor().predict([[1.0]])[0]), 0)
+    99438.0
+    1.0
     """
 
     algorithm: AnyAlgorithm

@@ -54,6 +54,12 @@ class Guard:
     rounding : float
         Losses enter as multiples of this number, so that they tell less; 0 leaves them as they are.
         On a federation with hidden sums the sites round before a loss leaves.
+
+    Examples
+    --------
+    >>> lengths = np.array([1.0, 1.0, 1.0, 40.0])  # of four equal updates; one is far too long
+    >>> Guard().shorten(lengths, np.full(4, 0.25), usual=1.0, n=4)
+    array([1., 1., 1., 1.])
     """
 
     mode: Mode = "on"

@@ -64,6 +64,14 @@ class RFedFair(Federated):
         K; None lets every client take part.
     output : {"average", "last"}
         Which model to give out.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.RFedFair(tails=0.5), clients, rounds=40, evaluate=["test"], every=40)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.4
     """
 
     local: LocalSGD = DEFAULT_WORK

@@ -93,6 +93,16 @@ class Safeguarded(Wrapper):
         SCAFF-PD or SCAFF-PD-IA.
     patience : int
         Rounds without improvement after which the step sizes are halved.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> bold = ef.steps.AutoSteps(smoothness=5.0)  # the losses are more than ten times as steep
+    >>> plain = ef.ScaffPD(ef.objectives.ChiSquare(rho=0.1), steps=bold)
+    >>> history = ef.train(ef.Safeguarded(plain), clients, rounds=60)
+    >>> history.rounds[-1].numbers["halvings"]
+    1
     """
 
     algorithm: AnyAlgorithm

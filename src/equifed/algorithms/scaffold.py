@@ -56,6 +56,12 @@ class Scaffold(Federated):
     FedAvg and gradients at x have no such memory. Networks are trained best with longer steps,
     beyond 2/h for single clients and below it for their average; there option II diverges, and
     ``"fresh"`` or SCAFF-PD with a ``gradient_batch_size`` and a part of the correction do not.
+
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.Scaffold(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.5
     """
 
     local: LocalSGD = DEFAULT_WORK

@@ -47,6 +47,16 @@ class Proof:
         Another way in which the round found a value below which the objective never falls.
     final : bool
         Whether the objective is the one that the run is about (SCAFF-PD-IA starts with another).
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> fair = ef.FairNewton(ef.objectives.ChiSquare(rho=0.1))
+    >>> state = fair.init(clients, clients.initial(Stream(0)))
+    >>> state, info = fair.round(state, clients, Stream(0).at("round", 1))
+    >>> info.proof.losses.round(2), info.proof.weights.round(1)
+    (array([1.1, 1.1, 1.1]), array([0.3, 0.3, 0.4]))
     """
 
     x: Vector
@@ -92,6 +102,16 @@ class Info:
         What a certificate of the starting point is made of, or why there is none.
     touches : tuple of Touch
         What a guard did to clients, or what it would have done.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic")
+    >>> fair = ef.AFL()
+    >>> state = fair.init(clients, clients.initial(Stream(0)))
+    >>> state, info = fair.round(state, clients, Stream(0).at("round", 1))
+    >>> info.losses.round(2), info.weights.round(2)
+    (array([1.1, 1.1, 1.1]), array([0.33, 0.33, 0.33]))
     """
 
     weights: Weights
@@ -132,6 +152,11 @@ class Federated:
     ``one_sum`` says that uniformly sampled clients move the model by one sum, which is told the
     weights of all (``vectors.step``): :class:`equifed.Remembering` may go around it. ``allowed``
     are the intervals or words of its own settings, ``equal_steps`` that all clients take as many.
+
+    >>> import equifed as ef
+    >>> ef.FedAvg(participation=2.0)
+    Traceback (most recent call last):
+    ValueError: FedAvg participation must lie in (0, 1], got 2.0.
     """
 
     one_sum: ClassVar[bool] = False

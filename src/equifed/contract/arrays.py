@@ -62,6 +62,13 @@ class ClientVectors(ABC):
     """One vector per client, kept where it is: shape (n, d) in thought only.
 
     A handle gives out weighted sums and norms, never a single client's vector.
+
+    >>> import equifed as ef, torch
+    >>> data = ef.Federation.from_clients({"north": ([[2.0]], [1.0]), "south": ([[1.0]], [1.0])})
+    >>> clients = ef.simulate(data, "linear")
+    >>> losses, gradients = clients.value_and_gradient(torch.zeros(2), ef.contract.Stream(0))
+    >>> gradients.weighted_sum(np.array([0.5, 0.5])), gradients.squared_norms()
+    (tensor([-3., -2.]), array([20.,  8.]))
     """
 
     @abstractmethod

@@ -41,6 +41,15 @@ class Moved:
         gradients, the correction of the next round; each present if the local work asked for it.
     thresholds : array, shape (n,), optional
         Where each client's copy of the hinge's threshold ended.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic")
+    >>> x = clients.initial(Stream(0))
+    >>> moved = clients.local_steps(x, ef.LocalSGD(lr=0.1, steps=5), Stream(0))
+    >>> moved.steps, moved.displacement.squared_norms().round(1)
+    (array([5, 5, 5]), array([0.9, 1.1, 0.9]))
     """
 
     displacement: ClientVectors
@@ -87,6 +96,14 @@ class Clients(ABC):
         Why this engine, where it was chosen by measuring.
     model : FlatModel, optional
         Module and loss, where the engine holds them: for runs, not for algorithms.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic")
+    >>> x = clients.initial(Stream(0))
+    >>> clients.subset([0, 2]).losses(x, Stream(0)).round(2)  # log 3: nothing is known of 3 classes
+    array([1.1, 1.1])
     """
 
     traffic: Traffic
@@ -306,6 +323,12 @@ class MissingClients(RuntimeError):
         Position of each such client in the federation, and what was wrong with its answer.
     names : sequence of str
         Names of all clients.
+
+    Examples
+    --------
+    >>> raise MissingClients({1: "its loss is nan"}, names=("north", "south"))
+    Traceback (most recent call last):
+    equifed.contract.clients.MissingClients: 1 client(s) missing: south: its loss is nan
     """
 
     def __init__(self, reasons: dict[int, str], names: Sequence[str]) -> None:

@@ -27,6 +27,13 @@ class Curvature:
         Whether some model attains the smoothness, so that it makes good step sizes.
     lowest : float
         No client's loss is below this at any model; minus infinity where that is not known.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> data = ef.Federation.from_clients({"north": ([[2.0]], [1.0]), "south": ([[1.0]], [1.0])})
+    >>> ef.simulate(data, "linear", l2=0.1).curvature().smoothness.round(2)
+    array([10.1,  4.1])
     """
 
     smoothness: Losses

@@ -47,6 +47,15 @@ class Evaluation:
         regression with the squared loss "mse"; then those that were asked for.
     hits : Hits, optional
         The single samples behind the accuracies, where they are at hand.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> from equifed.contract import Stream
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic")
+    >>> (found,) = clients.evaluate(clients.initial(Stream(0)), ["test"])
+    >>> found.sizes, found.metrics["loss"].round(2)  # log 3: nothing is known of 3 classes
+    (array([500, 500, 500]), array([1.1, 1.1, 1.1]))
     """
 
     split: str

@@ -128,7 +128,15 @@ def _list_arrays(federation: Federation) -> dict[str, Array]:
 
 
 def open_federation(path: str | Path) -> MappedFederation:
-    """Open the folder that a :class:`FederationWriter` wrote, without reading the samples."""
+    """Open the folder that a :class:`FederationWriter` wrote, without reading the samples.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "data"
+    >>> with FederationWriter(folder, classes=2) as writer:
+    ...     writer.add("north", train=(np.ones((3, 2)), np.array([0, 1, 1])))
+    >>> open_federation(folder).names
+    ('north',)
+    """
     folder = Path(path)
     try:
         told = json.loads((folder / INDEX).read_text())

@@ -20,7 +20,14 @@ Shares = NDArray[np.float64]
 
 
 class Partition(ABC):
-    """What divides a pool of samples among clients."""
+    """What divides a pool of samples among clients.
+
+    >>> class Halves(Partition):
+    ...     def assign(self, labels, stream):
+    ...         return np.array_split(np.arange(len(labels)), 2)
+    >>> [rows.tolist() for rows in Halves().assign(np.zeros(5), Stream(0))]
+    [[0, 1, 2], [3, 4]]
+    """
 
     @abstractmethod
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
@@ -63,6 +70,13 @@ class Dirichlet(Partition):
     Small :math:`\alpha` leaves clients without samples. A client below ``min_samples`` is then
     topped up with random samples of whoever has most at that moment; every other sample stays
     where the draw put it.
+
+    >>> labels = np.repeat([0, 1], 100)
+    >>> for alpha in 0.1, 100.0:  # the share of class 1 at each client
+    ...     parts = Dirichlet(clients=3, alpha=alpha).assign(labels, Stream(0))
+    ...     print([round(float(labels[rows].mean()), 1) for rows in parts])
+    [1.0, 0.0, 0.4]
+    [0.5, 0.5, 0.5]
     """
 
     clients: int
@@ -123,7 +137,13 @@ class OneClass(Partition):
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Sort by label, cut into equal shards, and deal every client a few (McMahan et al. 2017)."""
+    """Sort by label, cut into equal shards, and deal every client a few (McMahan et al. 2017).
+
+    >>> labels = np.repeat([0, 1, 2, 3], 5)
+    >>> parts = Shards(clients=4, shards=1).assign(labels, Stream(0))
+    >>> [set(labels[rows].tolist()) for rows in parts]
+    [{0}, {3}, {2}, {1}]
+    """
 
     clients: int
     shards: int = 2

@@ -68,6 +68,15 @@ class Prepare:
     target_scale : {"standard", None}
         Train a regression on ``(target - mean) / deviation`` of all training rows, or on the target
         as it is. Predictions and errors are in the target's own unit either way.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> table = {"site": ["n", "n", "s", "s"], "age": [40, 60, None, 50], "ill": [0, 1, 1, 0]}
+    >>> raw = {"scale": None, "missing": "mean"}  # the settings of Prepare
+    >>> fed = ef.Federation.from_table(table, client="site", target="ill", **raw)
+    >>> fed.train.inputs.ravel().tolist()
+    [40.0, 60.0, 50.0, 50.0]
     """
 
     scale: Scale | None = "standard"

@@ -32,6 +32,11 @@ class DataError(ValueError):
     """Data that cannot be trained on: says which client, what is wrong and what to change.
 
     ``told`` says it again for people who may not see the data: names of columns, no values.
+
+    >>> import equifed as ef
+    >>> ef.Federation.from_clients({"north": ([[1.0], [2.0]], [0])})
+    Traceback (most recent call last):
+    equifed.data.split.DataError: Client 'north': train has X of shape (2, 1) and y ...
     """
 
     def __init__(self, text: str, told: str = "") -> None:
@@ -57,7 +62,15 @@ def refuse_twice(names: Sequence[Hashable], message: str) -> None:
 
 
 class DataWarning(UserWarning):
-    """Data that can be trained on, but not quite as given: says what was left out or is odd."""
+    """Data that can be trained on, but not quite as given: says what was left out or is odd.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", DataWarning)  # remarks about your data stop the program
+    ...     warnings.warn("Column 'age' is constant.", DataWarning)
+    Traceback (most recent call last):
+    equifed.data.split.DataWarning: Column 'age' is constant.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,6 +286,11 @@ class Holdout:
         Fraction of every client's samples.
     seed : int
         Seed of the draw.
+
+    Examples
+    --------
+    >>> Holdout(validation=0.2, test=0.2).counts(rows=10)  # validation, test
+    (2, 2)
     """
 
     validation: float = 0.0

@@ -107,6 +107,13 @@ class EqualService:
         Of the hypothesis that all are served equally.
     underserved : tuple of int
         Clients that are served worse than chance explains, each by itself.
+
+    Examples
+    --------
+    >>> from equifed.metrics import compare_to_chance
+    >>> found = compare_to_chance(correct=[95, 96, 60], sizes=[100, 100, 100])
+    >>> found.underserved  # the third is served worse than chance explains
+    (2,)
     """
 
     pooled: float

@@ -28,6 +28,11 @@ class Interval:
 
     The limits may leave a biased estimate outside; ``corrected`` is the estimate without its bias,
     where it is known, and lies within them.
+
+    >>> from equifed.metrics import paired_difference
+    >>> found = paired_difference([0.8, 0.7, 0.9], baseline=[0.7, 0.7, 0.6])
+    >>> round(found.estimate, 2), found.lower < 0 < found.upper  # three clients prove nothing
+    (0.13, True)
     """
 
     estimate: float
@@ -45,6 +50,11 @@ class WorstClient:
 
     ``observed`` is the client with the lowest measured accuracy; ``candidates`` are those that may
     be the one with the lowest true accuracy.
+
+    >>> from equifed.metrics import worst_client_interval
+    >>> found = worst_client_interval(correct=[95, 62, 60], trials=[100, 100, 100])
+    >>> found.observed, found.candidates  # the second may be worse than the third
+    (2, (1, 2))
     """
 
     interval: Interval

@@ -75,6 +75,15 @@ class Predictor:
         Strength of the penalty on own parameters in training, as for :func:`equifed.simulate`.
     layout : Layout, optional
         The arrays of a sample, where there are several: rows come as a mapping or tuple of arrays.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> table = {"site": ["n", "n", "s", "s"], "dose": [0, 1, 0, 1], "ill": ["no", "yes"] * 2}
+    >>> data = ef.Federation.from_table(table, client="site", target="ill")
+    >>> predictor = ef.train(ef.FedAvg(), ef.simulate(data, "logistic"), rounds=20).predictor()
+    >>> predictor.predict({"dose": [0, 1]}).tolist()
+    ['no', 'yes']
     """
 
     module: nn.Module

@@ -44,6 +44,14 @@ class Objective(ABC):
     gradient step of the objective is a gradient step of the weighted sum of client losses. What a
     subclass writes is asked with vectors of finite numbers and steps >= 0 alone: others are refused
     before.
+
+    >>> class SumOfSquares(Objective):
+    ...     def value(self, losses):
+    ...         return float(losses @ losses) / 2
+    ...     def weights(self, losses):
+    ...         return losses
+    >>> SumOfSquares().value(np.array([3.0, 4.0]))
+    12.5
     """
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -65,6 +73,11 @@ class SaddleObjective(Objective):
 
     ``weights`` is the maximiser. The defaults are those of a set W within the simplex that holds
     the uniform weights, without a penalty psi and without an entropic step.
+
+    >>> from equifed.objectives import CVaR
+    >>> worst_half, losses = CVaR(tail=0.5), np.array([1.0, 2.0, 3.0, 4.0])
+    >>> worst_half.value(losses), worst_half.weights(losses)
+    (3.5, array([0. , 0. , 0.5, 0.5]))
     """
 
     @abstractmethod
@@ -136,7 +149,13 @@ class SaddleObjective(Objective):
 
 
 class SymmetricSet(SaddleObjective):
-    """A set W that is a translated permutahedron, with psi = 0; can enter relative fairness."""
+    """A set W that is a translated permutahedron, with psi = 0; can enter relative fairness.
+
+    >>> from equifed.objectives import CVaR, RelativeFairness
+    >>> losses = np.array([1.0, 2.0, 4.0])
+    >>> RelativeFairness(phi=0.5, upper=CVaR(tail=0.3), lower=CVaR(tail=0.3)).value(losses)
+    7.0
+    """
 
     @abstractmethod
     def permutahedron(self, n: int) -> Permutahedron:
@@ -156,7 +175,12 @@ class SymmetricSet(SaddleObjective):
 
 
 class CappedSet(SaddleObjective):
-    """A set W = {0 <= w_i <= caps_i, sum of w = 1}, with psi = 0; has entropic steps."""
+    """A set W = {0 <= w_i <= caps_i, sum of w = 1}, with psi = 0; has entropic steps.
+
+    >>> from equifed.objectives import CVaR
+    >>> CVaR(tail=0.5).caps(4)  # no client has more than half of the weight
+    array([0.5, 0.5, 0.5, 0.5])
+    """
 
     @abstractmethod
     def caps(self, n: int) -> Weights:
@@ -176,6 +200,10 @@ class FreeSum(SaddleObjective):
 
     Weights are marginal prices of the losses. Algorithms divide them by their ``total`` where they
     stand for a mix of clients (local steps, draws).
+
+    >>> from equifed.objectives import QFair
+    >>> QFair(q=1.0).weights(np.array([1.0, 2.0, 3.0]))  # prices of the losses
+    array([1., 2., 3.])
     """
 
     @override
@@ -210,6 +238,12 @@ class Relative:
     None is 1, until a run begins: it takes the federation's loss scale instead, the mean loss of
     the clients under a model without features, and records it. So the same strength means the same
     in every unit of the loss. ``scale=1.0`` is the unit of the loss itself, as in the papers.
+
+    >>> from equifed.objectives import KL
+    >>> losses = np.array([1.0, 2.0])
+    >>> euros, cents = KL(strength=0.5, scale=1.0), KL(strength=0.5, scale=100.0)
+    >>> bool(np.allclose(euros.weights(losses), cents.weights(100 * losses)))
+    True
     """
 
     scale: float | None
@@ -226,7 +260,12 @@ class Relative:
 
 
 class PriorPenalty(Relative, WithPrior):
-    """A penalty psi on the simplex that charges ``strength``, a field, for leaving the prior."""
+    """A penalty psi on the simplex that charges ``strength``, a field, for leaving the prior.
+
+    >>> from equifed.objectives import KL
+    >>> KL(strength=1.0, prior=(3.0, 1.0)).weights(np.zeros(2))
+    array([0.75, 0.25])
+    """
 
     strength: float
 

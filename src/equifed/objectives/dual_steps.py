@@ -17,7 +17,14 @@ from equifed.objectives.base import SaddleObjective, check_saddle, check_step, c
 
 
 class DualStep(ABC):
-    """One step of ascent on <w, losses> - psi(w) over the objective's set."""
+    """One step of ascent on <w, losses> - psi(w) over the objective's set.
+
+    >>> import numpy as np
+    >>> from equifed.objectives import Entropic, Euclidean, WorstCase
+    >>> old, losses = np.array([0.5, 0.5]), np.array([1.0, 2.0])
+    >>> [step.ascend(WorstCase(), old, losses, 0.5).round(2) for step in (Euclidean(), Entropic())]
+    [array([0.25, 0.75]), array([0.38, 0.62])]
+    """
 
     needs: ClassVar[tuple[str, str] | None] = None  # what an objective must be, and for what
 

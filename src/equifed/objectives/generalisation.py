@@ -179,6 +179,9 @@ def log_covering_number(l1_norm: float, n: int, radius: float) -> float:
     r"""Bound :math:`\log \mathcal N(\Lambda, |\cdot|_1, \epsilon)` for weights that sum to one.
 
     By volume in n - 1 dimensions: :math:`(n - 1) \log(1 + 2 |\Lambda|_1 / \epsilon)`.
+
+    >>> round(log_covering_number(l1_norm=1.0, n=10, radius=0.1), 1)  # 9 log(21)
+    27.4
     """
     _positive(l1_norm=l1_norm, radius=radius)
     return (n - 1) * math.log1p(2 * l1_norm / radius)

@@ -26,6 +26,11 @@ class IntegratedSet(SymmetricSet):
     """The set {(a - phi b) / (1 - phi) : a in upper, b in lower}, without a penalty.
 
     With a cap it is cut where a weight is larger, in size; both sides must treat all clients alike.
+
+    >>> from equifed.objectives import CVaR, WorstCase
+    >>> losses = np.array([1.0, 2.0, 4.0])
+    >>> IntegratedSet(0.5, WorstCase(), WorstCase()).value(losses)  # (4 - phi 1) / (1 - phi)
+    7.0
     """
 
     phi: float

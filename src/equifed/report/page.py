@@ -58,6 +58,16 @@ def write_report(
         Write a page for each participant, too.
     refresh : float, optional
         Let the page load itself again after so many seconds, for runs that go on.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> import tempfile
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.FedAvg(), clients, rounds=5, evaluate=["test"])
+    >>> page = ef.write_report(history, tempfile.mkdtemp() + "/report.html")
+    >>> "shirt" in page.read_text(), page.with_suffix(".json").exists()
+    (True, True)
     """
     report = runs if isinstance(runs, Report) else build(as_methods(runs))
     path = Path(out)

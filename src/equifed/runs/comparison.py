@@ -34,7 +34,15 @@ VARIANTS = "variants"
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What :func:`equifed.compare` returns."""
+    """What :func:`equifed.compare` returns.
+
+    >>> import equifed as ef
+    >>> data, methods = ef.load("fashion-three"), {"plain": ef.FedAvg(), "fair": ef.AFL()}
+    >>> found = ef.compare(methods, data, "logistic", rounds=20, seeds=2)
+    >>> last = found.to_frame().query("metric == 'accuracy' and split == 'test' and round == 20")
+    >>> last.groupby("method")["value"].min().round(1).to_dict()  # the worst client
+    {'fair': 0.6, 'plain': 0.4}
+    """
 
     histories: dict[str, list[History]]  # one for each seed
     measured: reports.Report  # every measure, and the differences to the baseline within seeds

@@ -70,6 +70,17 @@ def load_predictor(
     trust : bool
         Load the code that the folder names (own code of its configuration, an exported program).
         A folder may come from somebody else, and its code would run with your rights.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> import tempfile
+    >>> table = {"site": ["n", "n", "s", "s"], "dose": [0, 1, 0, 1], "ill": ["no", "yes"] * 2}
+    >>> data = ef.Federation.from_table(table, client="site", target="ill")
+    >>> history = ef.train(ef.FedAvg(), ef.simulate(data, "logistic"), rounds=20)
+    >>> folder = history.save(tempfile.mkdtemp() + "/run")
+    >>> ef.load_predictor(folder).predict({"dose": [0, 1]}).tolist()
+    ['no', 'yes']
     """
     return read_predictor(open_run_folder(folder, trust=trust), model, personalised)
 

@@ -61,6 +61,18 @@ def run(
         runs (linear, at most 200 parameters and 50 clients).
     track : sequence of str
         Trackers that follow a run into a folder, by name (``equifed list trackers``).
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> history = ef.run({
+    ...     "rounds": 20,
+    ...     "data": {"name": "fashion-three"},
+    ...     "model": {"name": "logistic", "l2": 1e-3},
+    ...     "algorithm": {"name": "afl"},
+    ... })
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client
+    0.6
     """
     if isinstance(config, str | Path):
         config = RunConfig.read(config)
@@ -133,6 +145,16 @@ def resume(
     trust : bool
         Load the code of one's own that the folder's configuration names. A folder may come from
         somebody else, and its code would run with your rights.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp() + "/run"
+    >>> names = {"data": "fashion-three", "model": "logistic", "algorithm": "fedavg"}
+    >>> history = ef.run({"rounds": 2} | {k: {"name": v} for k, v in names.items()}, folder)
+    >>> ef.resume(folder).rounds[-1].round  # it had ended, so there is nothing left to do
+    2
     """
     out = Path(out)
     if not (out / CONFIG).exists():

@@ -81,6 +81,14 @@ class Newton:
     ----------
     objective : SaddleObjective
         With weights that are never negative and sum to one.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("synthetic-regression", samples=50), "linear", l2=1e-3)
+    >>> history = ef.train(Newton(ef.objectives.ChiSquare(rho=0.1)), clients, rounds=15)
+    >>> history.rounds[-1].numbers["decrement"] < 1e-3
+    True
     """
 
     objective: SaddleObjective

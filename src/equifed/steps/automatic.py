@@ -89,6 +89,15 @@ class AutoSteps:
         The product of step sizes and squared coupling; must stay below 1.
     probe : int
         Clients to ask at most when the smoothness is measured.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> fair = ef.ScaffPD(ef.objectives.ChiSquare(rho=0.1), steps=ef.steps.AutoSteps())
+    >>> numbers = ef.train(fair, clients, rounds=1).rounds[0].numbers
+    >>> round(numbers["smoothness"] * numbers["primal_step"], 3)  # T L
+    4.0
     """
 
     smoothness: float | None = None
@@ -213,6 +222,14 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
     ----------
     probe : int
         Clients to ask at most, evenly spaced.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> data = ef.Federation.from_clients({"north": ([[2.0]], [1.0]), "south": ([[1.0]], [1.0])})
+    >>> clients = ef.simulate(data, "linear")
+    >>> round(measured_smoothness(clients, clients.initial(Stream(0)), Stream(0)), 1)  # 2 (2 2 + 1)
+    10.0
     """
     if len(clients.index) > probe:
         evenly = np.linspace(0, len(clients.index) - 1, probe, dtype=int)

@@ -237,6 +237,13 @@ class LinearRateSteps(_Theory):
         zeta, of the clients' gradients; 0 for full ones.
     accuracy : float, optional
         epsilon, wanted of mu times the squared distance; needed where there is noise.
+
+    Examples
+    --------
+    >>> steps = LinearRateSteps(10.0, 1.0, coupling=5.0, local_steps=8, dual_strong_convexity=0.5)
+    >>> first = steps.start(None)
+    >>> round(first.extrapolation, 4)  # theta, the rate: it converges, and slowly
+    0.9979
     """
 
     dual_strong_convexity: float
@@ -302,6 +309,15 @@ class SignedWeightSteps(_Theory):
     spread : float, optional
         B of Assumption 9: gradients of two minibatches at x differ by at most
         :math:`B (1 + |x - x_0|)`; 0 for full gradients. None leaves Proposition 20 out.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> steps = SignedWeightSteps(58.0, 1e-3, coupling=5.0, local_steps=8)
+    >>> history = ef.train(ef.ScaffPDIA(phi=0.0, steps=steps), clients, rounds=1)
+    >>> round(1 / history.rounds[0].numbers["primal_step"])  # 1200 M: tau is tiny
+    69600
     """
 
     balance: float = 1.0

@@ -41,6 +41,9 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
 
     Five clients with ragged samples hold a least-squares problem in three unknowns; local steps of
     about 0.05 suit it. The checks are those of :data:`ALGORITHM_CHECKS`.
+
+    >>> import equifed as ef
+    >>> check_algorithm(ef.FedAvg(ef.LocalSGD(lr=0.05, steps=2)))  # says nothing: all is well
     """
     for name, check in ALGORITHM_CHECKS.items():
         run_check(algorithm, name, partial(check, algorithm))

@@ -52,6 +52,9 @@ def check_engine(make_clients: MakeClients) -> None:
     ``make_clients(data, module, loss)`` makes the clients of a federation of five, whose module is
     a linear map of three features to one output; their answers are compared with those of the loop
     engine in double precision. The checks are those of :data:`ENGINE_CHECKS`.
+
+    >>> from equifed.engines.loop import LoopClients
+    >>> check_engine(partial(LoopClients, dtype=torch.float64))  # says nothing: all is well
     """
     for name, check in ENGINE_CHECKS.items():
         run_check(make_clients, name, partial(_try, check, make_clients, name == SPOILT))

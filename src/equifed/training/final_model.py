@@ -205,6 +205,14 @@ class Giver:
         Whether a stop rule looks at the certificate, which must then be that of what is given out.
     sampled : bool
         Whether rounds sample clients with convex losses, and those not asked are forgotten.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("synthetic-regression", samples=50), "linear", l2=1e-3)
+    >>> fair = ef.FairNewton(ef.objectives.ChiSquare(rho=0.1))
+    >>> [ef.train(fair, clients, rounds=20, give_out=w).given_out.kind for w in ("auto", "last")]
+    ['certified', 'last']
     """
 
     wanted: GiveOut = "auto"

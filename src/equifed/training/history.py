@@ -65,6 +65,16 @@ class History:
 
     A round's record tells of the model that the round started from. The weights and metrics of a
     round are of the model after it; those of the last round are of the model that was given out.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.FedAvg(), clients, rounds=20, evaluate=["test"], every=10)
+    >>> history.summary()["metrics"]["test"]["accuracy"]["worst_client"], history.rounds[-1].round
+    ('shirt', 20)
+    >>> history.series("accuracy", "test")[0]  # the rounds after which it was evaluated
+    array([ 0, 10, 20])
     """
 
     names: tuple[str, ...]

@@ -93,6 +93,14 @@ def train(
     -------
     History
         With the model that is given out in ``parameters``.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.FedAvg(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> {name: round(accuracy, 1) for name, accuracy in history.per_client().items()}
+    {'T-shirt': 0.9, 'pullover': 0.8, 'shirt': 0.4}
     """
     if isinstance(evaluate, str):
         evaluate = (evaluate,)

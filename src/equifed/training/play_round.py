@@ -51,6 +51,12 @@ class MissingPolicy:
 
     ``"continue"`` goes on with the others in that round as long as ``quorum`` of all clients are
     left; ``"fail"`` stops.
+
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic")
+    >>> half = ef.MissingPolicy(quorum=0.5)  # two of three clients must answer
+    >>> len(ef.train(ef.FedAvg(), clients, rounds=2, missing=half).rounds)
+    2
     """
 
     policy: Literal["continue", "fail"] = "continue"

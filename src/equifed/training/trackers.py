@@ -33,7 +33,17 @@ PLAIN_SECONDS = 10.0
 
 
 class Callback:
-    """Told what happens; the progress bar and trackers are such. Every method may be left out."""
+    """Told what happens; the progress bar and trackers are such. Every method may be left out.
+
+    >>> import equifed as ef
+    >>> class Tell(ef.Callback):
+    ...     def round(self, record, info):
+    ...         print(record.round, info.weights.round(2))
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic")
+    >>> _ = ef.train(ef.FedAvg(), clients, rounds=2, callbacks=[Tell()])
+    1 [0.33 0.33 0.33]
+    2 [0.33 0.33 0.33]
+    """
 
     def start(self, history: History, rounds: int) -> None:
         """Hear that training begins, or begins again with a history."""
@@ -193,6 +203,16 @@ class TensorBoard(Tracker):
     ----------
     folder : path
         Where to write; point TensorBoard at it or at a folder above.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import equifed as ef
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic")
+    >>> _ = ef.train(ef.FedAvg(), clients, rounds=2, callbacks=[TensorBoard(folder)])
+    >>> len(list(folder.glob("events*")))
+    1
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -224,6 +244,11 @@ class MLflow(Tracker):
         Name of the run.
     parameters : mapping
         What to note about the run, as its configuration.
+
+    Examples
+    --------
+    >>> tracker = MLflow(run_name="hospitals", parameters={"rounds": 20})  # doctest: +SKIP
+    >>> ef.train(algorithm, clients, callbacks=[tracker])  # doctest: +SKIP
     """
 
     def __init__(

@@ -57,6 +57,14 @@ class AAggFF(Federated):
     ----------
     Hahn, Kim, Lee. "Pursuing overall welfare in federated learning through sequential decision
     making." ICML 2024, (4), (8), Algorithm 2.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.AAggFF(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.7
     """
 
     local: LocalSGD = DEFAULT_WORK

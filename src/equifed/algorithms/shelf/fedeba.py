@@ -59,6 +59,14 @@ class FedEBA(Relative, Federated):
     Wang, Wang, Shi, Karimireddy, Tang. "Entropy-driven fair and effective federated learning"
     (first "FedEBA+: towards fair and effective federated learning via entropy-based model"),
     arXiv:2301.12407, Section 4, Algorithm 1.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.FedEBA(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.5
     """
 
     local: LocalSGD = DEFAULT_WORK

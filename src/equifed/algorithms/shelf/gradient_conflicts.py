@@ -71,6 +71,14 @@ class FedMGDA(_Conflicts):
         As for FedAvg.
     epsilon : float
         How far the weights may be from equal ones, in [0, 1]; the paper tunes it.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.FedMGDA(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.6
     """
 
     epsilon: float = 1.0
@@ -94,6 +102,12 @@ class UPGrad(_Conflicts):
     :math:`\sum_i (v_k)_i g_i` is the projection of :math:`g_k` onto the cone of the directions
     along which no client's update is opposed; without conflicts this is FedAvg with equal weights.
     Like FedMGDA+ it minimises no objective. Absent clients have no say.
+
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.UPGrad(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.6
     """
 
     def combine(self, gram: Matrix, chosen: Clients, x: Vector, stream: Stream) -> Weights:
@@ -120,6 +134,14 @@ class FedFV(_Conflicts):
         As for FedAvg.
     keep : float
         alpha, the share of the sampled clients whose updates stay, in [0, 1].
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.FedFV(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.6
     """
 
     keep: float = 0.1

@@ -119,6 +119,18 @@ class Normalised(_AroundLocalWork):
     ----------
     Wang, Liu, Liang, Joshi, Poor. "Tackling the objective inconsistency problem in heterogeneous
     federated optimization." NeurIPS 2020.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> data = {"large": ([[1.0]] * 90, [1.0] * 90), "small": ([[1.0]] * 10, [0.0] * 10)}
+    >>> clients = ef.simulate(ef.Federation.from_clients(data), "linear")
+    >>> plain = ef.FedAvg(ef.LocalSGD(lr=0.01, epochs=1, batch_size=10), weighting="uniform")
+    >>> for one in plain, ef.Normalised(plain):  # the mean of what the clients want is 0.5
+    ...     history = ef.train(one, clients, rounds=100)
+    ...     print(round(sum(float(p.sum()) for p in history.parameters.values()), 1))
+    0.9
+    0.5
     """
 
     algorithm: AnyAlgorithm
