@@ -10,7 +10,7 @@ import torch
 from torch.utils import data as td
 
 import equifed as ef
-from equifed.data import DataError, Federation, items
+from equifed.data import DataError, Federation, items, reading
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -147,6 +147,65 @@ def test_columns_are_chosen_by_name():
     assert values.classes is None and values.train.client(2)[1].tolist() == [0, 1, 2, 3, 4]
 
 
+class Fields(td.Dataset):
+    """A data set of several arrays per sample, in the form that is wanted."""
+
+    def __init__(self, x, y, form):
+        self.x, self.y, self.form = x, y, form
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, k):
+        if not 0 <= k < len(self.y):
+            raise IndexError(k)
+        held = {name: torch.as_tensor(values[k]) for name, values in self.x.items()}
+        y = int(self.y[k])
+        return {
+            "mapping and target": (held, y),
+            "tuple and target": (tuple(held.values()), y),
+            "columns": {**held, "labels": y},
+            "lists": {**{name: part.tolist() for name, part in held.items()}, "label": y},
+        }[self.form]
+
+
+def several(n):
+    draw = np.random.default_rng(n)
+    x = {"input_ids": draw.integers(0, 9, (n, 4)), "attention_mask": draw.integers(0, 2, (n, 4))}
+    return x, np.arange(n) % 3
+
+
+SEVERAL = {"north": several(9), "south": several(300)}
+
+
+def collate(batch):
+    """What a collator of transformers does: tensors by name, with ``labels``."""
+    joined = {k: torch.stack([item[k] for item in batch]) for k in SEVERAL["north"][0]}
+    return {**joined, "labels": torch.tensor([item["labels"] for item in batch])}
+
+
+@pytest.mark.parametrize("memory", [items.MEMORY, 100])
+@pytest.mark.parametrize("form", ["mapping and target", "tuple and target", "columns", "lists"])
+def test_items_of_several_arrays_are_those_of_the_arrays(form, memory, monkeypatch):
+    arrays = SEVERAL
+    if form == "tuple and target":
+        arrays = {c: (tuple(x.values()), y) for c, (x, y) in SEVERAL.items()}
+    wanted = Federation.from_clients(arrays, test=0.25)
+    monkeypatch.setattr(items, "MEMORY", memory)
+    clients = {c: Fields(x, y, form) for c, (x, y) in SEVERAL.items()}
+    found = Federation.from_clients(clients, test=0.25)
+    assert found.checksum() == wanted.checksum() and found.layout == wanted.layout
+    assert isinstance(found.train.inputs, np.memmap) == (memory == 100)
+    if form == "columns":
+        for how in ({}, {"collate_fn": collate}):
+            loaders = {c: td.DataLoader(part, batch_size=4, **how) for c, part in clients.items()}
+            assert Federation.from_clients(loaders, test=0.25).checksum() == wanted.checksum()
+        one = Federation.from_clients(clients, features=["input_ids"])
+        assert [field.name for field in one.layout.fields] == ["input_ids"]
+        more = {c: Fields({**x, "row": x["input_ids"]}, y, form) for c, (x, y) in SEVERAL.items()}
+        assert Federation.from_clients(more, test=0.25).layout == wanted.layout
+
+
 class Streamed(td.IterableDataset):
     def __iter__(self):
         yield torch.zeros(2), 0
@@ -195,10 +254,18 @@ REFUSED = {
     r"items 0 to 1 of the Odd cannot be read \(OSError: no file\)": lambda: Odd(
         (X, 0), OSError("no file")
     ),
-    r"item 0 is a dict of tokens, mask; a sample has one array": lambda: Odd(
-        ({"tokens": X, "mask": X}, 0)
+    r"X\['tokens'\], item 0 is a dict of ids, mask; give arrays": lambda: Odd(
+        ({"tokens": {"ids": X, "mask": X}}, 0)
     ),
-    r"item 0 is a tuple of 2 arrays; a sample has one array": lambda: Odd(((X, X), 0)),
+    r"train: item 1 has no 'mask', earlier ones have": lambda: Odd(
+        ({"tokens": X, "mask": X}, 0), ({"tokens": X}, 1)
+    ),
+    r"item 1 has the shape \(3,\), earlier ones \(2,\)": lambda: Odd(
+        ((X, X), 0), ((X, np.zeros(3)), 1)
+    ),
+    r"has 0 \(3, real numbers\) per sample, earlier X 0 \(2, real": lambda: Odd(
+        *[((X, X), 0)] * reading.BATCH, ((np.zeros(3), X), 1)
+    ),
     r"item 0 is a picture \(Image\)": lambda: Odd((picture(), 0)),
     r"item 0 has masked values": lambda: Odd((np.ma.masked_equal([1.0, 2.0], 2.0), 0)),
     r"which column is the target\? There are a, b": lambda: Odd({"a": X, "b": 0}),
@@ -222,7 +289,6 @@ def test_what_is_no_data_set_of_pairs_is_refused(message):
         ({"a": pairs()}, {"client": "x"}, "client= is for one data set with all clients"),
         (pairs(), {}, "train is one Pairs; give {name: data set}"),
         ({"a": Odd({"x": X, "y": 0})}, {"features": "z"}, "no column 'z'; there are x, y"),
-        ({"a": Odd({"x": X, "z": X, "y": 0})}, {"features": ["x", "z"]}, "'x' is no single number"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(clients, named, message):
@@ -276,6 +342,19 @@ def test_hugging_face_data_sets():
     other = whole.cast_column("label", datasets.ClassLabel(names=["dog", "cat", "owl"]))
     with pytest.raises(DataError, match="has the classes dog, cat, owl"):
         Federation.from_clients({**ones, "west": other}, features="pixels")
+
+
+def test_token_columns_of_hugging_face():
+    datasets = pytest.importorskip("datasets", reason="pip install datasets")
+    held = {k: np.concatenate([x[k] for x, _ in SEVERAL.values()]) for k in SEVERAL["north"][0]}
+    labels = np.concatenate([y for _, y in SEVERAL.values()])
+    sites = [name for name, (_, y) in SEVERAL.items() for _ in y]
+    text = ["a text"] * len(sites)
+    whole = datasets.Dataset.from_dict({"text": text, "site": sites, "labels": labels, **held})
+    wanted = Federation.from_clients(SEVERAL, test=0.25)
+    for form in (whole, whole.with_format("torch")):
+        found = Federation.from_clients(form, client="site", test=0.25)
+        assert found.checksum() == wanted.checksum()
 
 
 def test_partitioners_of_flwr_datasets():

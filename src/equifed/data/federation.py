@@ -19,8 +19,9 @@ from equifed.contract.arrays import show_text
 from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table
 from equifed.data.fields import Layout
-from equifed.data.items import Named, take_items
+from equifed.data.items import take_items
 from equifed.data.preparation import Missing, Preparation, Prepare
+from equifed.data.reading import Named
 from equifed.data.split import (
     RENAMED,
     Array,
@@ -150,9 +151,9 @@ class Federation:
         model's ``forward`` gets them by name (or in order), whole numbers as int64.
 
         A data set is one of torch (with a length), a ``DataLoader`` (its data set is taken, with
-        its ``collate_fn``) or one of Hugging Face; its items are ``(x, y)`` or named columns. Items
-        are read once: random transforms are drawn once. Features of more than 2 GB go to an unnamed
-        file in the folder for temporary files, which is memory-mapped.
+        its ``collate_fn``) or one of Hugging Face; its items are ``(x, y)``, where x may be several
+        arrays, or named columns. Items are read once: random transforms are drawn once. Features of
+        more than 2 GB go to an unnamed file in the folder for temporary files, memory-mapped.
 
         Parameters
         ----------
@@ -164,9 +165,9 @@ class Federation:
         seed : int
             Seed of the fractions.
         client, features, target : str
-            Columns of the items: whose an item is, its features (one column, or several numbers)
-            and its target; by default ``label``, ``labels``, ``target`` or ``y``, and the only
-            other column.
+            Columns of the items: whose an item is, its features (one column, several numbers or
+            several arrays) and its target; by default ``label``, ``labels``, ``target`` or ``y``,
+            and what a tokenizer makes (``input_ids``, ...) or else the only other column.
         name : str
             Name of the data set.
         task : {"classification", "regression"}, optional

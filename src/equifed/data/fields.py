@@ -82,7 +82,8 @@ class Layout:
             what = "a mapping of these arrays" if self.named else "a tuple of these arrays"
             raise DataError(f"A sample is {self}; give {what}, got {type(given).__name__}.")
         rows, layout = pack(given, "X")
-        self.compare(layout, "X", "the model's samples")
+        if layout is not None:
+            self.compare(layout, "X", "the model's samples")
         return rows
 
     def compare(self, other: Layout, here: str, there: str) -> None:
@@ -118,10 +119,10 @@ class Layout:
 
 
 class Packed(NamedTuple):
-    """Rows and what they hold."""
+    """Rows and what they hold; no layout: one array."""
 
     rows: Array
-    layout: Layout
+    layout: Layout | None
 
 
 def find_fields(value: Any, rows: int, where: str) -> Mapping[str, Any] | Sequence[Any] | None:

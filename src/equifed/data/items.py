@@ -1,6 +1,6 @@
 """Data sets of items: torch's, DataLoaders, Hugging Face's, partitioners of flwr-datasets.
 
-An item is ``(x, y)`` or a mapping of named columns. All items are read once, in order.
+All items are read once, in order.
 """
 
 from __future__ import annotations
@@ -10,198 +10,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from equifed.data.columns import group_rows, name_key, name_values
+from equifed.data.reading import Advance, Items, Named
 from equifed.data.split import FLOATS, TOKENS, Array, DataError, Holdout, divide_at_random
-from equifed.data.values import is_frame, refuse_mask
+from equifed.data.values import is_frame
 
 MEMORY = 2 * 2**30
 """Bytes of features above which they go to an unnamed temporary file that is memory-mapped."""
-BATCH = 256
-"""Items read at a time."""
-TARGETS = ("label", "labels", "target", "y")
-"""Columns that are the target unless another one is named."""
-
-Advance = Callable[[int], None]
-
-
-class Named(NamedTuple):
-    """Which columns of the items are what."""
-
-    client: str | None = None
-    features: str | Sequence[str] | None = None
-    target: str | None = None
-
-
-@dataclass(frozen=True)
-class Items:
-    """Items of one client in one split, not read yet."""
-
-    who: str
-    data: Any
-    rows: Sequence[int]
-    named: Named
-    collate: Callable[[Any], Any] | None = None
-
-    def read(
-        self, advance: Advance, onto: Array | None = None, dtype: Any = None
-    ) -> tuple[Any, Any]:
-        """Return features and targets; features lie in ``onto`` if it is given."""
-        parts: list[tuple[Array, Array]] = []
-        for start in range(0, len(self.rows), BATCH):
-            x, y = self._read_rows(start, start + BATCH)
-            if parts and x.shape[1:] != parts[0][0].shape[1:]:
-                raise self._unequal(start, x.shape[1:], parts[0][0].shape[1:])
-            if onto is not None:
-                _store(onto[start : start + len(x)], x, self.who, dtype)
-                x = x[:0]
-            parts.append((x, y))
-            advance(len(y))
-        x, y = map(np.concatenate, zip(*parts, strict=True)) if parts else np.empty((2, 0))
-        return (x if onto is None else onto), y
-
-    def first(self) -> Array:
-        """Return the features of the first item, with an axis of one row."""
-        return self._read_rows(0, 1)[0]
-
-    def titles(self) -> tuple[str, ...]:
-        """Return the names of the classes that a Hugging Face data set has for its target."""
-        known = getattr(self.data, "features", None)
-        if not isinstance(known, Mapping):
-            return ()
-        target = self.named.target or next((t for t in TARGETS if t in known), None)
-        return tuple(map(str, getattr(known.get(target), "names", None) or ()))
-
-    def _read_rows(self, start: int, stop: int) -> tuple[Array, Array]:
-        index = [int(row) for row in self.rows[start:stop]]
-        try:
-            several = getattr(self.data, "__getitems__", None)
-            items = list(several(index)) if several else [self.data[row] for row in index]
-            batch = items if self.collate is None else self.collate(items)
-        except Exception as error:  # whatever a foreign data set raises
-            raise DataError(
-                f"{self.who}: items {index[0]} to {index[-1]} of the {type(self.data).__name__} "
-                f"cannot be read ({type(error).__name__}: {str(error)[:200]})."
-            ) from error
-        if self.collate is None:
-            x, y = self._pick(batch[0], lambda key: [item[key] for item in batch])
-        else:
-            x, y = self._pick(batch, lambda key: batch[key])
-        x, y = (
-            self._stack(values, f"{self.who} {what}", start)
-            for values, what in ((x, "X"), (y, "y"))
-        )
-        if len(x) != len(index) or len(y) != len(index):
-            raise DataError(
-                f"{self.who}: {len(index)} items became {len(x)} rows of X and {len(y)} of y; the "
-                "collate_fn must keep one row per item."
-            )
-        return x, y
-
-    def _pick(self, example: Any, column: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Return the columns of features and of targets of several items."""
-        if isinstance(example, Mapping):
-            features, target = self._name_columns(list(map(str, example)))
-            if isinstance(features, str):
-                return column(features), column(target)
-            parts = [self._stack(column(name), f"{self.who} {name!r}", 0) for name in features]
-            if odd := next((n for n, p in zip(features, parts, strict=True) if p.ndim != 1), None):
-                raise DataError(
-                    f"{self.who}: the column {odd!r} is no single number per item, so it cannot be "
-                    f"joined with others; give features={odd!r} alone."
-                )
-            return np.column_stack(parts), column(target)
-        if any(self.named):
-            given = next(n for n, v in zip(Named._fields, self.named, strict=True) if v)
-            raise DataError(
-                f"{self.who}: {given}= names a column, but the items are "
-                f"{type(example).__name__}s without names; leave it out."
-            )
-        if not isinstance(example, tuple | list) or len(example) != 2:
-            held = f" of {len(example)}" if isinstance(example, tuple | list) else ""
-            raise DataError(
-                f"{self.who}: an item is a {type(example).__name__}{held}; it must be a pair "
-                "(x, y) or a mapping of columns."
-            )
-        return column(0), column(1)
-
-    def _name_columns(self, known: Sequence[str]) -> tuple[str | Sequence[str], str]:
-        _, features, target = self.named
-        usual = [name for name in TARGETS if name in known]
-        if target is None and len(usual) != 1:
-            raise DataError(
-                f"{self.who}: which column is the target? There are {', '.join(known)}; give "
-                "target=."
-            )
-        target = target or usual[0]
-        rest = [name for name in known if name not in (target, self.named.client)]
-        if features is None and len(rest) != 1:
-            raise DataError(
-                f"{self.who}: which columns are the features? Besides the target {target!r} there "
-                f"are {', '.join(rest) or 'none'}; give features=."
-            )
-        chosen = rest[0] if features is None else features
-        wanted = [target, *([chosen] if isinstance(chosen, str) else chosen)]
-        if odd := [name for name in wanted if name not in known]:
-            raise DataError(
-                f"{self.who}: there is no column {odd[0]!r}; there are {', '.join(known)}."
-            )
-        return chosen, target
-
-    def _stack(self, values: Any, where: str, start: int) -> Array:
-        """Return one array of the values of several items, or say which one does not fit."""
-        if hasattr(values, "shape"):
-            return _as_numbers(values, where)
-        if isinstance(values, Mapping):
-            raise DataError(_several(where, values))
-        if all(isinstance(value, str) for value in values):
-            return np.array(values, dtype=object)
-        arrays = [
-            _as_numbers(value, f"{where}, item {start + k}") for k, value in enumerate(values)
-        ]
-        for k, array in enumerate(arrays):
-            if array.shape != arrays[0].shape:
-                raise self._unequal(start + k, array.shape, arrays[0].shape)
-        return np.stack(arrays)
-
-    def _unequal(self, item: int, shape: tuple[int, ...], first: tuple[int, ...]) -> DataError:
-        return DataError(
-            f"{self.who}: item {item} has the shape {shape}, earlier ones {first}; pad, cut or "
-            "resize all items to one shape (a tokenizer's padding='max_length', a transform)."
-        )
-
-
-def _as_numbers(value: Any, where: str) -> Array:
-    """Return a value of an item as an array."""
-    if type(value).__module__.partition(".")[0] == "PIL":
-        raise DataError(
-            f"{where} is a picture ({type(value).__name__}); give the data set a transform that "
-            "makes it an array, such as torchvision's ToTensor (Hugging Face: with_transform)."
-        )
-    parts = value if isinstance(value, tuple | list) else ()
-    if isinstance(value, Mapping) or any(getattr(part, "ndim", 0) for part in parts):
-        raise DataError(_several(where, value))
-    refuse_mask(value, where)
-    try:
-        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{where} is no array ({type(value).__name__}; {str(error)[:120]}); convert it, "
-            "sequences of unequal length to one length."
-        ) from None
-
-
-def _several(where: str, value: Any) -> str:
-    """Say that inputs of several arrays are not taken."""
-    held = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"{len(value)} arrays"
-    return (
-        f"{where} is a {type(value).__name__} of {held}; a sample has one array of features: join "
-        "them into one, and let the model take it apart."
-    )
 
 
 # -- which data sets ------------------------------------------------------------------------------
@@ -396,7 +216,8 @@ def _find_place(
     every: Sequence[Items], count: int, tokens: bool, dtype: Any
 ) -> Callable[[int], Array] | None:
     """Return how to make room in files for the features of some items; None: they fit in memory."""
-    example = every[0].first() if every else np.empty((0,))
+    example, layout = every[0].first() if every else (np.empty((0,)), None)
+    tokens = tokens or (layout is not None and layout.whole)
     if example.dtype.kind not in "biuf" or example.ndim < 2:
         return None  # refused later, by name
     single = example.dtype != np.float64
@@ -417,18 +238,6 @@ def _find_place(
             return np.memmap(file, kind, "w+", shape=(rows, *example.shape[1:]))
 
     return place
-
-
-def _store(onto: Array, x: Array, who: str, dtype: Any) -> None:
-    """Write features to a file in its precision, as they would be converted in memory."""
-    kinds = "iu" if onto.dtype == TOKENS else "biuf"
-    wider = x.dtype.kind == "f" and x.itemsize > onto.itemsize and dtype is None
-    if x.dtype.kind not in kinds or x.shape != onto.shape or wider:
-        raise DataError(
-            f"{who} X is {x.dtype} of shape {x.shape[1:]} per sample, that of the first client "
-            f"{onto.dtype} of shape {onto.shape[1:]}; make them alike, or give dtype=."
-        )
-    onto[...] = x
 
 
 @contextmanager
