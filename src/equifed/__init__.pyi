@@ -47,6 +47,7 @@ from equifed.datasets.registry import load as load
 from equifed.engines.simulate import simulate as simulate
 from equifed.models.features import features as features
 from equifed.privacy.fedavg import PrivateFedAvg as PrivateFedAvg
+from equifed.privacy.settings import Privacy as Privacy
 from equifed.report.page import write_report as write_report
 from equifed.runs.alone import alone as alone
 from equifed.runs.comparison import compare as compare

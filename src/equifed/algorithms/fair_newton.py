@@ -115,8 +115,12 @@ class FairNewton(Federated):
         everyone, x = call_roll(self, state, clients), state.x
         size = state.sizes or self._first_sizes(clients, x)
         losses, c = everyone.value_and_gradient(x, stream.at("gradient"))
-        value, weights, proof = everyone.objective.value(losses), everyone.weights, None
-        if not everyone.complete:
+        proof: Proof | str | None = None
+        value, weights = everyone.objective.value(losses), everyone.weights
+        if clients.adds_noise():
+            new_x, weights, size = self._through_noise(size, everyone, x, losses, c, stream)
+            proof = "answers carry noise for privacy"
+        elif not everyone.complete:
             new_x, weights, size = self._without_some(size, everyone, x, losses, c, stream)
         else:
             size, kept = size.judged(x, value)
@@ -194,6 +198,22 @@ class FairNewton(Federated):
         size = replace(size, faster=faster, steepest=largest_coupling(products))
         size = replace(size, origin=x, pull=pull, value=value, gain=gain, share=1.0)
         return x - tau * metric.direction(pull), weights, size
+
+    def _through_noise(
+        self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors,
+        stream: Stream,
+    ) -> tuple[Vector, Weights, MetricSizes]:  # fmt: skip
+        """Return model, weights and sizes after a whole step with answers that are not compared.
+
+        Noise would make steps look bad that are not, and the coupling larger than it is: weights
+        are those of the losses alone, and the metric is summed anew by them, which costs nothing.
+        """
+        objective = everyone.objective
+        weights = objective.weights(losses)
+        given = everyone.behind, x, everyone.scale(weights), size.form, stream
+        metric, summed = form_metric(*given, size.metric)
+        size = replace(size, metric=metric, exact=summed.exact, weights=weights, sums=size.sums + 1)
+        return x - size.primal * metric.direction(c.step(weights)), weights, size
 
     def _without_some(
         self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors,

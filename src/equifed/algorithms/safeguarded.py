@@ -133,7 +133,8 @@ class Safeguarded(Wrapper):
             note = "local steps overflowed: back to the best model with half the step size"
             numbers = inner_state(after).sizes.numbers()
             return after, Info(best.weights, best.losses, best.value, None, numbers, (note,))
-        if inner_state(inner).sizes.halved() is None:  # step sizes that somebody chose
+        chosen = inner_state(inner).sizes.halved() is None  # step sizes that somebody chose
+        if chosen or clients.adds_noise():
             return replace(state, inner=inner), info
         known = clients.curvature() if state.curvature is None else state.curvature
         state = replace(state, curvature=known)

@@ -201,6 +201,17 @@ class Clients(ABC):
         """Whether the server sees sums of the clients' vectors alone."""
         return False
 
+    def adds_noise(self) -> bool:
+        """Tell whether answers carry noise for privacy, so that two of them are no slope."""
+        return False
+
+    def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str | None:
+        """Hear what will run, before its first question, and say what it costs in privacy.
+
+        ``done`` rounds were played before.
+        """
+        return None
+
     def curvature(self) -> Curvature | str:
         """Return bounds on the curvature of all clients' losses, or why none are known."""
         return "this engine knows no bounds on the curvature"

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,17 @@ from equifed.models.flat import Penalise
 from equifed.models.losses import ClassWeights, SampleLoss, weigh_classes
 
 Simulated = StackedClients | LoopClients
+
+
+class MakesClients(Protocol):
+    """What makes clients of its own from what :func:`simulate` is given."""
+
+    def make_clients(
+        self, data: Federation, model: nn.Module, loss: SampleLoss, /, **given: Any
+    ) -> LoopClients:
+        """Return clients; arguments as for :class:`LoopClients`."""
+        ...
+
 
 BATCH, TURNS = 20, 3
 MOST_CLIENTS = {"cpu": 16, "cuda": 256}
@@ -66,6 +77,7 @@ def simulate(
     own: str | Sequence[str] | None = None,
     own_l2: OwnL2 | None = None,
     own_steps: OwnSteps = "auto",
+    privacy: MakesClients | None = None,
 ) -> Simulated:
     """Return the clients of a federation, carried out in this process.
 
@@ -127,6 +139,9 @@ def simulate(
         steps together with the shared ones, kept from round to round. ``"alternating"``: as many
         local steps on the own ones, then on the shared ones (FedAlt). ``"auto"`` is profile where
         that is possible, else joint.
+    privacy : Privacy, optional
+        Differential privacy of the rows: every answer is clipped and gets noise at the client,
+        which the ``"loop"`` engine does.
 
     Examples
     --------
@@ -144,6 +159,12 @@ def simulate(
     given |= {"own_l2": own_l2, "own_steps": own_steps}
     tuning: dict[str, Any] = {"memory": memory, "chunk": chunk, "fast": fast}
     tuning |= {"compiled": compiled, "precision": precision}
+    if privacy is not None:
+        if engine == "stacked":
+            raise ValueError("engine='stacked' adds no noise; privacy takes engine='loop'.")
+        private = privacy.make_clients(data, module, loss, **given)
+        private.model_name = model if isinstance(model, str) else None
+        return private
     stacked: StackedClients | None = None
     if engine != "loop":
         try:

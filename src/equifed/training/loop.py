@@ -167,8 +167,11 @@ class _Training:
             self.kept = replace(self.kept, own=self.clients.own_parts(x))
         if resume:
             state, done = self._resume(state)
+        costs = self.clients.expect(self.algorithm, self.rounds, self.stream, done)
         for callback in self.callbacks:
             callback.start(self.history, self.rounds)
+        if costs is not None:
+            self._event("note", done, costs)
         if not resume:
             for kind, reason in self.first:
                 self._event(kind, 0, reason)

@@ -80,6 +80,12 @@ def settle_work(
 
 def loss_scale(clients: Clients, x: Vector, stream: Stream) -> float:
     """Return the mean loss of the clients under the best model without features."""
+    if clients.adds_noise():
+        raise ValueError(
+            "The scale that the objective's strength is a multiple of would be read off the "
+            "clients' rows, which are private here; declare it: scale = 1.0 in the objective makes "
+            "the strength a number in the loss's unit."
+        )
     scale, whole = ask_those_present(clients, lambda there: _measure(there, x, stream))
     if not scale > _NOTHING * whole or not math.isfinite(scale):
         raise ValueError(

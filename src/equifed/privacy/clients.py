@@ -1,0 +1,234 @@
+"""Simulated clients that keep their rows private: every answer about rows is that of a site.
+
+Noise comes from the run's stream, so that runs can be repeated. What a simulation is told of test
+rows is its own and no client's answer: a real federation would pay for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from equifed.contract.arrays import ClientVectors, Losses, Weights
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
+from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
+from equifed.contract.local import LocalWork
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.engines.loop import LoopClients, walk_client
+from equifed.engines.ordered_sums import DenseVectors, InProcessVectors, to_numpy
+from equifed.models.curvature import check_sum_weights, find_places
+from equifed.models.losses import SampleLoss
+from equifed.privacy.budget import Bounds, Planned
+from equifed.privacy.ledger import Ledger
+from equifed.privacy.noise import StreamNoise
+from equifed.privacy.questions import count_questions
+from equifed.privacy.site import BEND, PrivateSite, Unanswered, linear_loss
+
+FLOOR = 2.0
+"""Eigenvalues of summed curvature are at least so many times root(q) of the noise's deviation."""
+
+NOISED = "what clients answer carries noise for privacy, so nothing is proved about their rows"
+
+
+class PrivateClients(LoopClients):
+    """Clients of which each is a :class:`PrivateSite`; see :func:`equifed.simulate`.
+
+    Ledgers are those of these clients: a second run on them goes on spending the same budget.
+    """
+
+    def __init__(
+        self, data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", *,
+        privacy: Bounds, **given: Any,
+    ) -> None:  # fmt: skip
+        if given.get("own") is not None:
+            raise Unanswered("Own parts are functions of a client's rows; leave own=None.")
+        super().__init__(data, model, loss, **given)
+        PrivateSite.check(privacy, self.model)
+        self.privacy = privacy
+        budget = privacy.epsilon, privacy.delta
+        self.ledgers = [Ledger(*budget, unit=privacy.unit, name=name) for name in self.names]
+        self._sites: list[PrivateSite] = []  # made when it is known what will be asked
+
+    @override
+    def adds_noise(self) -> bool:
+        return True
+
+    @override
+    def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str:
+        privacy = self.privacy
+        if rounds > privacy.rounds:
+            raise ValueError(
+                f"rounds={rounds}, but the privacy budget is split over {privacy.rounds}: say "
+                f"Privacy(rounds={rounds})."
+            )
+        plan = count_questions(algorithm, privacy.rounds, self._sizes)
+        if any(one.steps for one in plan) and isinstance(self.curvature(), str):
+            self._refuse_measuring(algorithm)
+        self._sites.clear()
+        for i, planned in enumerate(plan):
+            rows = slice(int(self._offsets[i]), int(self._offsets[i + 1]))
+            noise = StreamNoise(stream.at("privacy", i))
+            inputs, targets, ledger = self._inputs[rows], self._targets[rows], self.ledgers[i]
+            site = PrivateSite(privacy, ledger, self.model, inputs, targets, noise, planned)
+            self._sites.append(site)
+        self._repeat(plan, done)
+        return self.describe_privacy()
+
+    def _refuse_measuring(self, algorithm: Any) -> None:
+        """Refuse step sizes that would be measured, at a price that nobody planned."""
+        steps: Any = getattr(getattr(algorithm, "algorithm", algorithm), "steps", None)
+        if hasattr(steps, "smoothness") and steps.smoothness is None:
+            raise Unanswered(
+                "Automatic step sizes measure the clients' smoothness, which has no share of the "
+                "budget; give steps=AutoSteps(smoothness=...) or ConstantSteps(...)."
+            )
+
+    def _repeat(self, plan: Sequence[Planned], done: int) -> None:
+        """Enter what the rounds before a resumed one have told, with the same noise."""
+        for site, planned in zip(self._sites, plan, strict=True):
+            for kind, count in planned.counts().items():
+                told = 0 if kind == "moments" else count * done // self.privacy.rounds
+                if told:
+                    site.enter(kind, *site.price(kind), told)
+
+    def describe_privacy(self) -> str:
+        """Say what is protected, by what budget, and how it is split."""
+        privacy, first = self.privacy, self._sites[0]
+        parts = (f"{kind} {share:.0%}" for kind, share in privacy.split(first.planned).items())
+        whose = "every row" if privacy.unit == "record" else "every person"
+        return (
+            f"Privacy: {whose} of a client has epsilon {privacy.epsilon:g} at delta "
+            f"{privacy.delta:g} by noise added at the client ({', '.join(parts)} of mu^2). "
+            "Evaluation on test rows is the simulation's own and costs nothing here."
+        )
+
+    def site(self, k: int) -> PrivateSite:
+        """Return the site of the k-th client that takes part."""
+        if not self._sites:
+            raise Unanswered(
+                "Clients under privacy must know what will be asked before the first question: "
+                "run ef.train, or call clients.expect(algorithm, rounds, stream)."
+            )
+        return self._sites[int(self.index[k])]
+
+    # -- the verbs --------------------------------------------------------------------------------
+
+    @override
+    def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
+        return x.new_tensor([self.site(k).losses(x) for k in range(len(self.index))])
+
+    @override
+    def differentiate(
+        self, x: Tensor, stream: Stream, batch_size: int | None
+    ) -> tuple[Losses, ClientVectors]:
+        losses = self.require_finite(to_numpy(self.measure_losses(x, stream, None)), "loss")
+        rows = [self.site(k).gradient(x) for k in range(len(self.index))]
+        return losses, DenseVectors(torch.stack(rows))
+
+    @override
+    def move(
+        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
+        target: Tensor | None, slopes: Weights | None,
+    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
+        if work.hinge is not None:
+            raise Unanswered("Steps on a smoothed hinge need the loss in every step; not priced.")
+        rows = None if control is None else control.dense()
+        walks = []
+        for k, steps in enumerate(work.steps_for(self.sizes).tolist()):
+            correction = None
+            if rows is not None and target is not None:
+                correction = work.correction * (target - rows[k])
+            walks.append(self._walk_privately(x, work, k, steps, correction))
+        made = {kind: torch.stack([walk[kind] for walk in walks]) for kind in work.results}
+        lengths = to_numpy(made["displacement"].square().sum(dim=1))
+        self.require_finite(lengths, "squared length of the local update")
+        return {kind: DenseVectors(matrix) for kind, matrix in made.items()}, None
+
+    def _walk_privately(
+        self, x: Tensor, work: LocalWork, k: int, steps: int, correction: Tensor | None
+    ) -> dict[str, Tensor]:
+        ask, nothing = self.site(k).step_gradients(steps, work.batch_size), x.new_zeros(())
+        return walk_client(
+            x, work, steps, lambda u, _: (nothing, ask(u)), correction, size=self.model.size
+        )
+
+    # -- second derivatives -----------------------------------------------------------------------
+
+    @override
+    def find_curvature(self) -> Curvature:
+        """Return bounds that follow from what is declared."""
+        n, loss = len(self.names), linear_loss(self.model)
+        convex = 0.0 if self.model.penalised is not None else self.model.l2
+        steep = math.inf
+        if loss is not None:
+            steep = BEND[loss] * (self.privacy.rows**2 + 1) + self.model.l2
+        return Curvature(np.full(n, steep), np.full(n, convex), loss is not None, lowest=0.0)
+
+    @override
+    def curvature_sum(
+        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
+    ) -> CurvatureSum | str:
+        """Return it from the noised moments, of which every client tells once."""
+        if linear_loss(self.model) is None:
+            return "the model is not linear, or its loss has no known second derivative"
+        check_sum_weights(weights, len(self.index))
+        sites = [self.site(k) for k in range(len(self.index))]
+        blocks = [w * site.hessian() for w, site in zip(weights, sites, strict=True)]
+        deviations = [w * site.hessian_noise() for w, site in zip(weights, sites, strict=True)]
+        total = torch.stack(blocks).sum(dim=0)
+        floor = FLOOR * math.sqrt(len(total)) * float(np.linalg.norm(deviations))
+        values, axes = torch.linalg.eigh(total)
+        places, penalty = find_places(self.model), self.model.l2 * float(weights.sum())
+        ridge = penalty * self.model.pull(total.new_ones(self.model.size))[places[0]]
+        total = (axes * values.clamp(min=floor)) @ axes.T + ridge.diag()
+        total = (total + total.T) / 2
+        common = penalty if self.model.penalised is None else 0.0
+        shown = _show(total, form, thin)
+        return CurvatureSum(shown[None], places, common, exact=False, constant=True)
+
+    @override
+    def inexactness(self, x: Tensor) -> str:
+        return NOISED
+
+    # -- questions of training --------------------------------------------------------------------
+
+    @override
+    def evaluate(
+        self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
+    ) -> list[Evaluation]:
+        known = [split for split in splits if getattr(self._federation, split) is not None]
+        if asked := [split for split in known if split != "test"]:
+            raise Unanswered(
+                f"Evaluation on {asked[0]} rows is an answer about them that has no share of the "
+                "budget; evaluate=['test'] is the simulation's own."
+            )
+        return super().evaluate(x, splits, metrics)
+
+    @override
+    def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
+        return super().describe(x, split, metrics) if split == "test" else None
+
+    @override
+    def feature_scales(self) -> None:
+        """Return None: they are answers about rows, which have no share of the budget."""
+
+    @override
+    def origin(self) -> dict[str, Any]:
+        return super().origin() | {"privacy": self.privacy.to_dict()}
+
+
+def _show(matrix: Tensor, form: Form, thin: Tensor | None) -> Tensor:
+    """Return a Hessian's block in the form that was asked for."""
+    if form == "diagonal":
+        return matrix.diagonal()
+    if thin is None:
+        return matrix
+    product = matrix @ thin.to(matrix)
+    return thin.to(matrix).T @ product if form == "projected" else product

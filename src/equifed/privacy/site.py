@@ -1,0 +1,360 @@
+"""One client's rows, which answer through Gaussian mechanisms alone.
+
+Every answer is clipped row by row, so that replacing one unit's rows moves it by at most a declared
+length; it is entered in the ledger, and gets its noise. There is no other way to the rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from equifed.contract.arrays import show_text
+from equifed.models.curvature import find_places, read_design, trained_rows
+from equifed.models.flat import FlatModel
+from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, as_outputs, fitted_loss
+from equifed.privacy.budget import Bounds, Planned
+from equifed.privacy.ledger import Entry, Ledger
+from equifed.privacy.noise import Noise
+
+CHUNK = 256
+"""Rows whose gradients are taken at once."""
+
+ROUNDING = 1e-6
+"""By which clipped rows stay below their bound in single precision."""
+
+LARGEST_SLOPE = {"cross_entropy": math.sqrt(2.0), "binary_logistic": 1.0}
+"""Length of a loss's derivative in the outputs, at most."""
+
+BEND = {"cross_entropy": 0.5, "binary_logistic": 0.25, "squared": 2.0}
+"""Second derivative in the outputs, at most; Boehning's bound for softmax."""
+
+
+class Unanswered(TypeError):
+    """A question about rows that no mechanism answers."""
+
+
+class PrivateSite:
+    """The rows of one client, and what they may still tell.
+
+    Parameters
+    ----------
+    privacy : Bounds
+        Bounds and budget.
+    ledger : Ledger
+        What was spent; answers are entered before they are returned.
+    model : FlatModel
+        Module, loss and L2 penalty.
+    inputs, targets : Tensor
+        The rows.
+    noise : Noise
+        Where noise comes from.
+    planned : Planned
+        How often which answer is asked for; others are refused.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from equifed.contract.streams import Stream
+    >>> from equifed.models.losses import binary_logistic
+    >>> from equifed.privacy.noise import StreamNoise
+    >>> rows, labels = torch.eye(3), torch.tensor([0, 1, 1])
+    >>> model = FlatModel(nn.Linear(3, 1), binary_logistic, rows)
+    >>> privacy, ledger = Bounds(epsilon=1.0, rows=1.0, loss=2.0, rounds=5), Ledger(1.0, 1e-5)
+    >>> noise, planned = StreamNoise(Stream(0)), Planned(gradients=5)
+    >>> site = PrivateSite(privacy, ledger, model, rows, labels, noise, planned)
+    >>> site.gradient(torch.zeros(4)).shape, ledger.entries[0].steps
+    (torch.Size([4]), 1)
+    """
+
+    def __init__(
+        self, privacy: Bounds, ledger: Ledger, model: FlatModel, inputs: Tensor, targets: Tensor,
+        noise: Noise, planned: Planned,
+    ) -> None:  # fmt: skip
+        self.privacy, self.ledger, self.noise, self.planned = privacy, ledger, noise, planned
+        self.check(privacy, model)
+        if len(targets) == 0:
+            raise ValueError(f"Client {show_text(ledger.name)} has no rows to train on.")
+        if ledger.unit != privacy.unit:
+            raise ValueError(f"The ledger's unit is {ledger.unit!r}, not {privacy.unit!r}.")
+        self.model = copy.copy(model)
+        self.model.channels_last = False
+        self.linear = linear_loss(model)
+        self._targets, self.size = targets, len(targets)
+        if self.linear is None:
+            self._inputs = shorten(inputs.to(model.device), privacy.rows)
+        else:
+            design = read_design(model, inputs).double()  # sums round below what one row does
+            bias = self._biased(design, inputs)
+            features = shorten(design[:, : design.shape[1] - bias], privacy.rows)
+            self._inputs = torch.cat([features, design[:, design.shape[1] - bias :]], dim=1)
+            self._reach = math.sqrt(privacy.rows**2 + bias)
+            targets_too = privacy.loss if self.linear == "squared" else 0.0
+            self._square = self._reach**2 + targets_too  # of a row of Z, at most
+            self._places = find_places(model)
+        self._told: list[Tensor] = []  # moments are told once
+        self._scales = privacy.multipliers(planned)
+
+    @staticmethod
+    def check(privacy: Bounds, model: FlatModel) -> None:
+        """Refuse models and units whose answers have no mechanism."""
+        if privacy.unit == "client":
+            raise Unanswered("unit='client' protects whole clients, not the rows at one of them.")
+        if model.own_size:
+            raise Unanswered("Own parts are functions of a client's rows; leave own=None.")
+        if isinstance(model.loss, Weighted):
+            raise Unanswered(
+                "Weights of classes change what a row counts, for which no bound is declared; "
+                "leave class_weights out."
+            )
+        if model.dropouts:
+            raise Unanswered("Gradients of single rows have no dropout here; set its rate to 0.")
+        if privacy.gradient is None and linear_loss(model) is None:
+            raise Unanswered(
+                "The gradients of this model have no known bound; give Privacy(gradient=...), the "
+                "length to which those of single rows are clipped."
+            )
+
+    def _biased(self, design: Tensor, inputs: Tensor) -> int:
+        """Return 1 if the last column of the design is that of a bias."""
+        rows = trained_rows(self.model)
+        assert rows is not None
+        return design.shape[1] - rows(inputs[:1]).shape[1] if len(inputs) else 0
+
+    # -- mechanisms -------------------------------------------------------------------------------
+
+    def price(self, kind: str) -> tuple[float, float]:
+        """Return the sensitivity of one answer and the share of rows that it is about."""
+        if kind == "losses":
+            return self.privacy.loss / self.size, 1.0
+        if kind == "moments":
+            return math.sqrt(2.0) * self._square / self.size, 1.0
+        q = self.planned.q if kind == "steps" else 1.0
+        return 2 * self.longest / round(q * self.size), q
+
+    def enter(
+        self, kind: str, sensitivity: float, q: float, steps: int = 1
+    ) -> Callable[[Tensor], Tensor]:
+        """Enter answers in the ledger, or refuse them, and return what adds their noise.
+
+        No noise is used twice: it is addressed by how many answers came before.
+        """
+        if kind not in self._scales:
+            planned = ", ".join(self._scales) or "nothing"
+            raise Unanswered(
+                f"Client {show_text(self.ledger.name)}: {kind} are not in the plan, which has a "
+                f"share of the budget for {planned}. Give {kind} one in Privacy(shares=...), or "
+                "use an algorithm that does not ask for them."
+            )
+        first = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
+        moved = sensitivity * self.privacy.most_rows
+        sigma = self._scales[kind] * moved * self.noise.slack
+        self.ledger.spend(Entry(kind, moved * self.noise.slack, sigma, q, steps))
+        turns = iter(range(first, first + steps))
+        return lambda value: self.noise.add(value, moved, sigma, kind, next(turns))
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    def losses(self, x: Tensor) -> float:
+        """Return the mean of the rows' losses, clipped to [0, b], with the penalty."""
+        if self.linear == "squared":
+            value = self._quadratic(x)[0]
+        else:
+            add_noise = self.enter("losses", *self.price("losses"))
+            value = add_noise(self.mean_loss(x))
+        return float(value + self.model.penalty(x))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """Return the mean of the rows' gradients, clipped to C, with that of the penalty."""
+        if self.linear == "squared":
+            value = self._quadratic(x)[1]
+        else:
+            add_noise = self.enter("gradients", *self.price("gradients"))
+            value = add_noise(self.mean_gradient(x))
+        return self.model.add_pull(self.tidy(value), x)
+
+    def step_gradients(self, steps: int, batch_size: int | None) -> Callable[[Tensor], Tensor]:
+        """Return a function that gives a noised gradient so many times.
+
+        Every step draws its rows anew, without replacement; all steps are entered beforehand.
+        """
+        if self.linear == "squared":
+            return lambda u: self.model.add_pull(self._quadratic(u)[1], u)
+        count = min(batch_size or self.size, self.size)
+        q = count / self.size
+        if q < 1 and self.privacy.unit == "person":
+            raise Unanswered(
+                f"batch_size={batch_size}: samples of rows are no samples of persons; take all "
+                "rows (batch_size=None) with unit='person'."
+            )
+        before = sum(entry.steps for entry in self.ledger.entries if entry.kind == "steps")
+        add_noise = self.enter("steps", 2 * self.longest / count, q, steps)
+        turns = iter(range(before, before + steps))
+
+        def answer(u: Tensor) -> Tensor:
+            turn = next(turns)
+            rows = None
+            if q < 1:
+                rows = torch.as_tensor(self.noise.draw(count, self.size, turn))
+            value = add_noise(self.mean_gradient(u, rows))
+            return self.model.add_pull(self.tidy(value), u)
+
+        return answer
+
+    def moments(self) -> Tensor:
+        r"""Return :math:`Z^\top Z / m` with symmetric noise; it is told once and then kept.
+
+        Z are the rows with a bias's ones, and with the targets of a squared loss.
+        """
+        if self.linear is None:
+            raise Unanswered("Second moments are of linear models; this one is not.")
+        if not self._told:
+            add_noise = self.enter("moments", *self.price("moments"))
+            whole = self.mean_moments()
+            flat = add_noise(flatten_symmetric(whole))
+            self._told.append(unflatten_symmetric(flat, len(whole)))
+        return self._told[0]
+
+    def hessian(self) -> Tensor:
+        """Return one block of a bound on the Hessian, with noise and without the penalty."""
+        q = self._places_or_refuse().shape[1]
+        assert self.linear is not None
+        return BEND[self.linear] * self.moments()[:q, :q]
+
+    def hessian_noise(self) -> float:
+        """Return the deviation of that block's noise beside the diagonal: no secret."""
+        self._places_or_refuse()
+        assert self.linear is not None
+        scale = self._scales["moments"] * self.noise.slack * self.privacy.most_rows
+        return BEND[self.linear] * scale * self._square / self.size
+
+    # -- exact, clipped: none of this leaves without noise ----------------------------------------
+
+    @property
+    def longest(self) -> float:
+        """The length C to which the gradients of single rows are clipped."""
+        if self.privacy.gradient is not None:
+            return self.privacy.gradient
+        assert self.linear is not None
+        return LARGEST_SLOPE[self.linear] * self._reach
+
+    def mean_loss(self, x: Tensor) -> Tensor:
+        """Return the mean of clipped losses; what is no number counts as the bound."""
+        b = self.privacy.loss
+        with torch.no_grad():
+            if self.linear is None:
+                each = self.model.sample_losses(x, self._inputs, self._targets)
+            else:
+                outputs = self._inputs @ x[self._places].T.double()
+                each = self.model.loss(outputs, self._targets)
+        return torch.nan_to_num(each.double(), nan=b, posinf=b).clamp(0, b).sum() / self.size
+
+    def mean_gradient(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero."""
+        inputs, targets = self._inputs, self._targets
+        if rows is not None:
+            inputs, targets = inputs[rows], targets[rows]
+        if self.linear is not None:
+            return self._linear_gradient(x, inputs, targets)
+
+        def loss(x: Tensor, row: Tensor, target: Tensor) -> Tensor:
+            return self.model.sample_losses(x, row[None], target[None])[0]
+
+        total = torch.zeros_like(x, dtype=torch.float64)
+        each = vmap(grad(loss), in_dims=(None, 0, 0))
+        for some, wanted in zip(
+            torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True
+        ):
+            total += shorten(each(x, some, wanted), self.longest).sum(dim=0)
+        return (total / len(inputs)).to(x)
+
+    def _linear_gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return it in closed form: slopes times rows."""
+        assert self.linear is not None
+        with torch.no_grad():
+            slopes = DERIVATIVES[self.linear].first(inputs @ x[self._places].T.double(), targets)
+            slopes = torch.nan_to_num(slopes, nan=0.0, posinf=0.0, neginf=0.0)
+            lengths = slopes.norm(dim=1) * inputs.norm(dim=1)
+            shrink = (self.longest / lengths).clamp(max=1.0)
+            found = torch.zeros_like(x)
+            found[self._places] = ((slopes * shrink[:, None]).T @ inputs / len(inputs)).to(x)
+        return found
+
+    def mean_moments(self) -> Tensor:
+        """Return the second moments of the rows, with the targets of a squared loss."""
+        rows = self._inputs.double()
+        if self.linear == "squared":
+            like = rows.new_zeros(1, len(self._places))
+            wanted = as_outputs(self._targets, like).double()
+            rows = torch.cat([rows, shorten(wanted, math.sqrt(self.privacy.loss))], dim=1)
+        return rows.T @ rows / self.size
+
+    # -- from what was told -----------------------------------------------------------------------
+
+    def tidy(self, gradient: Tensor) -> Tensor:
+        """Return a gradient with what is known of all: those of softmax sum to zero."""
+        if self.linear == "cross_entropy":
+            gradient = gradient.clone()
+            part = gradient[self._places]
+            gradient[self._places] = part - part.mean(dim=0)
+        return gradient
+
+    def _quadratic(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a squared loss and its gradient from the noised moments, made positive."""
+        values, axes = torch.linalg.eigh(self.moments())
+        whole = (axes * values.clamp(min=0.0)) @ axes.T
+        places = self._places
+        q, w = places.shape[1], x[places].double().T  # (q, k)
+        gram, cross, own = whole[:q, :q], whole[:q, q:], whole[q:, q:]
+        bent, found = gram @ w, torch.zeros_like(x)
+        found[places] = (2 * (bent - cross)).T.to(x)
+        return ((w * (bent - 2 * cross)).sum() + own.trace()).to(x), found
+
+    def _places_or_refuse(self) -> Tensor:
+        if self.linear is None:
+            raise Unanswered("Second derivatives are of linear models; this one is not.")
+        return self._places
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise Unanswered(f"A client under privacy does not answer {name!r}: it has no mechanism.")
+
+
+def linear_loss(model: FlatModel) -> FittedLoss | None:
+    """Return the loss of a linear model whose derivatives are known; None for other models."""
+    return None if trained_rows(model) is None else fitted_loss(model.loss)
+
+
+def shorten(rows: Tensor, length: float) -> Tensor:
+    """Return rows scaled down to a length, where they are longer; what is no number is zero."""
+    if not rows.is_floating_point():
+        return rows  # tokens
+    rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+    lengths = rows.flatten(1).norm(dim=1)
+    shrink = (length * (1 - ROUNDING) / lengths).clamp(max=1.0)
+    shorter: Tensor = rows * shrink.reshape(-1, *[1] * (rows.dim() - 1))
+    return shorter
+
+
+def flatten_symmetric(matrix: Tensor) -> Tensor:
+    """Return the upper triangle as a vector of the same length (off the diagonal, root two)."""
+    upper = torch.triu_indices(len(matrix), len(matrix))
+    scale = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(matrix)
+    return matrix[upper[0], upper[1]] * scale
+
+
+def unflatten_symmetric(flat: Tensor, size: int) -> Tensor:
+    """Return the matrix of which this is the upper triangle."""
+    upper = torch.triu_indices(size, size)
+    scale = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(flat)
+    matrix = flat.new_zeros(size, size)
+    matrix[upper[0], upper[1]] = flat / scale
+    matrix[upper[1], upper[0]] = flat / scale
+    return matrix

@@ -1,0 +1,177 @@
+"""Simulated clients under privacy: what runs, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tests.problems import classification
+
+import equifed as ef
+from equifed.contract import Clients, LocalSGD, Stream
+from equifed.objectives import Average, ChiSquare
+from equifed.privacy.clients import PrivateClients
+from equifed.privacy.ledger import OverBudget
+from equifed.privacy.noise import StreamNoise
+from equifed.privacy.site import Unanswered
+from equifed.steps.schedules import ConstantSteps
+from equifed.training.play_round import TrainingError
+
+ROUNDS = 4
+WORK = LocalSGD(lr=0.1, steps=3)
+FAIR = ChiSquare(rho=0.5, scale=1.0)
+ALGORITHMS = {
+    "FairNewton": ef.FairNewton(FAIR),
+    "FairNewton average": ef.FairNewton(Average()),
+    "FedAvg": ef.FedAvg(WORK),
+    "Scaffold": ef.Scaffold(WORK),
+    "Scaffold fresh": ef.Scaffold(WORK, variates="fresh"),
+    "ScaffPD": ef.ScaffPD(FAIR, WORK),
+    "ScaffPD constant": ef.ScaffPD(FAIR, WORK, ConstantSteps(0.1, 0.5)),
+    "DRFA": ef.DRFA(WORK, 0.1),
+}
+
+
+def draw_data():
+    data = classification(sizes=(12, 9, 15), shape=(4,))
+    return dataclasses.replace(data, test=classification((6, 6, 6), (4,), seed=1).train)
+
+
+def make(epsilon=1.0, rounds=ROUNDS, model="logistic", data=None, **bounds):
+    privacy = ef.Privacy(
+        **{"epsilon": epsilon, "rows": 3.0, "loss": 2.0, "rounds": rounds} | bounds
+    )
+    data = draw_data() if data is None else data
+    return ef.simulate(data, model, l2=1e-2, dtype=torch.float64, privacy=privacy)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_spends_its_budget_and_no_more(name):
+    clients = make()
+    history = ef.train(ALGORITHMS[name], clients, rounds=ROUNDS, evaluate=["test"], progress=False)
+    assert len(history.rounds) == ROUNDS
+    for ledger in clients.ledgers:
+        assert ledger.spent == pytest.approx(1.0, rel=1e-6)
+    assert any("epsilon 1 " in event.get("reason", "") for event in history.events)
+    assert not any("gap" in record.numbers for record in history.rounds)
+    with pytest.raises((OverBudget, TrainingError), match="budget"):
+        ef.train(ALGORITHMS[name], clients, rounds=1, progress=False)
+
+
+@pytest.mark.parametrize("name", ["FairNewton", "ScaffPD", "FedAvg"])
+def test_with_a_huge_budget_it_is_the_algorithm_without_noise(name):
+    data = draw_data()
+    kept = max(float(np.linalg.norm(row)) for row in data.train.inputs)
+    found = []
+    rounds = 80 if name == "FairNewton" else ROUNDS  # its metric is a bound: the same solution
+    for privacy in (ef.Privacy(1e12, kept * 1.01, 50.0, rounds), None):
+        clients = ef.simulate(data, "logistic", l2=0.1, dtype=torch.float64, privacy=privacy)
+        steps = ConstantSteps(0.3, 0.5)
+        algorithm = ef.ScaffPD(FAIR, WORK, steps) if name == "ScaffPD" else ALGORITHMS[name]
+        found.append(ef.train(algorithm, clients, rounds=rounds, progress=False).parameters)
+    for one, other in zip(found[0].values(), found[1].values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-3)
+
+
+def test_noise_belongs_to_the_seed():
+    runs = [
+        ef.train(ALGORITHMS["FairNewton"], make(), rounds=2, seed=seed, progress=False)
+        for seed in (0, 0, 1)
+    ]
+    one, again, other = (run.parameters["1.weight"] for run in runs)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_no_noise_is_used_twice():
+    clients, seen = make(), []
+    add = StreamNoise.add
+
+    def watch(self, value, sensitivity, sigma, *where):
+        seen.append((self.stream.address, *where))
+        return add(self, value, sensitivity, sigma, *where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamNoise, "add", watch)
+        ef.train(ALGORITHMS["ScaffPD"], clients, rounds=ROUNDS, progress=False)
+    assert len(seen) == len(set(seen)) == 3 * ROUNDS * (1 + 1 + 3)
+
+
+REFUSED = {
+    "an unknown algorithm": (lambda: (ef.AFL(), make()), "AFL asks of clients"),
+    "a guard": (lambda: (ef.Guarded(ef.FairNewton(FAIR)), make()), "leave it out"),
+    "a scale": (lambda: (ef.FairNewton(ChiSquare(rho=0.5)), make()), "scale = 1.0"),
+    "more rounds": (lambda: (ef.FedAvg(WORK), make(rounds=2)), "rounds=4"),
+    "measured steps": (
+        lambda: (
+            ef.ScaffPD(FAIR, WORK),
+            make(model=torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()), gradient=1.0),
+        ),
+        "smoothness",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_has_no_price_is_refused_with_the_reason(what):
+    make_both, reason = REFUSED[what]
+    with pytest.raises((Unanswered, ValueError, TrainingError), match=reason):
+        algorithm, clients = make_both()
+        ef.train(algorithm, clients, rounds=ROUNDS, progress=False)
+
+
+def test_rows_are_evaluated_by_nobody():
+    clients = make()
+    x = clients.initial(Stream(0))
+    with pytest.raises(Unanswered, match="train rows"):
+        clients.evaluate(x)
+    assert clients.evaluate(x, ["test"])
+    for given in ({"own": "bias"}, {"class_weights": {0: 1.0, 1: 2.0, 2: 1.0}}):
+        with pytest.raises(Unanswered):
+            privacy = ef.Privacy(epsilon=1.0, rows=3.0, loss=2.0, rounds=2)
+            ef.simulate(draw_data(), "logistic", privacy=privacy, **given)
+    with pytest.raises(ValueError, match="stacked"):
+        privacy = ef.Privacy(epsilon=1.0, rows=3.0, loss=2.0, rounds=2)
+        ef.simulate(draw_data(), "logistic", privacy=privacy, engine="stacked")
+
+
+PUBLIC = {
+    "subset", "require_finite", "initial", "flatten", "parameters", "origin", "predictor", "group",
+    "can_remember", "remembered", "remember", "inner_products", "hides_sums", "adds_noise",
+    "expect", "names", "index", "sizes", "take_notes", "describe_own", "warn_of_own", 
+    "remembers_own", "needs_all_samples", "own_parts", "with_own", "own_after", "own_parameters",
+    "evaluate_shared", "answer",
+}  # fmt: skip
+"""Of the model, of who takes part, of what was told before; own parts there are none."""
+
+PRICED = {"losses", "value_and_gradient", "local_steps", "curvature_sum"}
+DECLINED = {"curvature", "inexactness", "feature_scales", "evaluate", "describe"}
+"""Answered from what is declared, for test rows alone, or not at all."""
+
+
+def test_nothing_leaves_by_forgetting():
+    """Every question of the contract is priced, declined or about no rows; a new one fails."""
+    questions = {name for name in vars(Clients) if not name.startswith("_")}
+    assert (
+        questions - PUBLIC - PRICED - DECLINED
+        == {"traffic", "engine", "choice", "model"} & questions
+    )
+    own = vars(PrivateClients).keys()
+    assert DECLINED - {"curvature"} <= own
+    assert "find_curvature" in own
+    clients = make()
+    clients.expect(ALGORITHMS["ScaffPD"], ROUNDS, Stream(0))
+    x, told = clients.initial(Stream(0)), []
+    for ask in (
+        lambda: clients.losses(x, Stream(0)),
+        lambda: clients.value_and_gradient(x, Stream(0)),
+        lambda: clients.local_steps(x, WORK, Stream(0)),
+    ):
+        before = sum(entry.square for entry in clients.ledgers[0].entries)
+        ask()
+        told.append(sum(entry.square for entry in clients.ledgers[0].entries) > before)
+    assert told == [True] * 3
+    with pytest.raises(Unanswered, match="moments are not in the plan"):
+        clients.curvature_sum(x, np.ones(3))

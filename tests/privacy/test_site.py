@@ -1,0 +1,228 @@
+"""One client's answers: clipped as declared, entered before they leave, and with their noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from equifed.contract.streams import Stream
+from equifed.models.flat import FlatModel
+from equifed.models.losses import binary_logistic, cross_entropy, squared
+from equifed.privacy.budget import Planned
+from equifed.privacy.ledger import Ledger, OverBudget, compose
+from equifed.privacy.noise import SecretNoise, StreamNoise, discrete_gaussian
+from equifed.privacy.settings import Privacy
+from equifed.privacy.site import PrivateSite, Unanswered, flatten_symmetric, unflatten_symmetric
+
+M, D = 6, 3
+PRIVACY = Privacy(epsilon=2.0, rows=1.5, loss=0.8, rounds=4)
+PLANNED = Planned(moments=1, losses=4, gradients=4, steps=8)
+LOSSES = {"cross_entropy": (cross_entropy, 3), "logistic": (binary_logistic, 1)}
+
+
+class NoNoise(StreamNoise):
+    """Answers as they are before their noise."""
+
+    def add(self, value, sensitivity, sigma, *where):
+        return value
+
+
+def draw_rows(generator, loss, outputs, m=M):
+    inputs = torch.as_tensor(generator.standard_normal((m, D)) * 10.0 ** generator.uniform(-2, 2))
+    if loss is squared:
+        return inputs, torch.as_tensor(generator.standard_normal((m, outputs)) * 3)
+    return inputs, torch.as_tensor(generator.integers(0, max(outputs, 2), m))
+
+
+def make_model(kind, loss, outputs, l2=0.0):
+    torch.manual_seed(0)
+    layers = {
+        "linear": [nn.Linear(D, outputs)],
+        "free": [nn.Linear(D, outputs, bias=False)],
+        "network": [nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, outputs)],
+    }[kind]
+    example = torch.zeros(3, D, dtype=torch.float64)
+    return FlatModel(nn.Sequential(*layers), loss, example, l2=l2, dtype=torch.float64)
+
+
+def make_site(model, rows, noise=None, privacy=PRIVACY, planned=PLANNED):
+    ledger = Ledger(privacy.epsilon, privacy.delta, unit=privacy.unit, name="north")
+    return PrivateSite(privacy, ledger, model, *rows, noise or NoNoise(Stream(0)), planned)
+
+
+ANSWERS = {
+    "losses": lambda site, x: torch.tensor([site.losses(x)], dtype=torch.float64),
+    "gradients": lambda site, x: site.gradient(x),
+    "steps": lambda site, x: site.step_gradients(2, None)(x),
+    "moments": lambda site, x: flatten_symmetric(site.moments()),
+}
+CASES = [
+    (kind, name, answer)
+    for kind in ("linear", "free", "network")
+    for name in LOSSES
+    for answer in ANSWERS
+    if kind != "network" or answer != "moments"
+] + [("linear", "squared", "moments")]
+
+
+@pytest.mark.parametrize(("kind", "name", "answer"), CASES)
+def test_replacing_a_row_moves_an_answer_by_its_sensitivity_at_most(kind, name, answer):
+    loss, outputs = LOSSES.get(name, (squared, 2))
+    bound = dataclasses.replace(PRIVACY, gradient=0.7 if kind == "network" else None)
+    model, generator = make_model(kind, loss, outputs), np.random.default_rng(1)
+    for _ in range(20):
+        x = torch.as_tensor(generator.standard_normal(model.size) * 5)
+        rows = draw_rows(generator, loss, outputs)
+        others = tuple(part.clone() for part in rows)
+        place = generator.integers(M)
+        for part, new in zip(others, draw_rows(generator, loss, outputs), strict=True):
+            part[place] = new[place]
+        sites = [make_site(model, some, privacy=bound) for some in (rows, others)]
+        one, two = (ANSWERS[answer](site, x) for site in sites)
+        (entry,) = sites[0].ledger.entries
+        assert entry.kind == answer
+        assert float((one - two).norm()) <= entry.sensitivity * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_sensitivities_are_attained(name):
+    loss, outputs = LOSSES[name]
+    model, zeros = make_model("free", loss, outputs), torch.zeros(M, dtype=torch.int64)
+    angles = torch.zeros(M, dtype=torch.float64)
+
+    def site(angle, label):
+        angles[0], labels = angle, zeros.clone()
+        labels[0] = label
+        rows = PRIVACY.rows * torch.stack([angles.cos(), angles.sin(), 0 * angles], dim=1)
+        return make_site(model, (rows, labels))
+
+    one, other = site(0.0, 0), site(math.pi / 2, 0)
+    moved = flatten_symmetric(one.mean_moments() - other.mean_moments()).norm()
+    assert float(moved) == pytest.approx(one.price("moments")[0], rel=1e-5)
+    x = torch.zeros(model.size, dtype=torch.float64)
+    sure = {"logistic": [1e6], "cross_entropy": [0.0, 1e6, 5e5]}[name]  # on both sides, and wrong
+    x.view(-1, D)[:, 1] = torch.tensor(sure)
+    moved = site(1e-3, 0).mean_gradient(x) - site(-1e-3, 1).mean_gradient(x)
+    assert float(moved.norm()) == pytest.approx(one.price("gradients")[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_without_its_noise_is_noticed(answer, monkeypatch):
+    """What is told of the same rows again and again spreads as the ledger says; else it fails."""
+    model = make_model("linear", cross_entropy, 3)
+    rows = draw_rows(np.random.default_rng(0), cross_entropy, 3)
+    x = torch.zeros(model.size, dtype=torch.float64)
+
+    def spread():
+        told = []
+        for seed in range(60):
+            site = make_site(model, rows, StreamNoise(Stream(seed)))
+            site.tidy = lambda gradient: gradient  # what is known of all gradients
+            told.append(ANSWERS[answer](site, x))
+        (entry,) = site.ledger.entries
+        return float(torch.stack(told).std(dim=0).square().mean().sqrt()) / entry.sigma
+
+    assert 0.8 < spread() < 1.2
+    add = StreamNoise.add
+
+    def forget(self, value, sensitivity, sigma, kind, turn):
+        return value if kind == answer else add(self, value, sensitivity, sigma, kind, turn)
+
+    monkeypatch.setattr(StreamNoise, "add", forget)
+    assert not 0.8 < spread() < 1.2
+
+
+def test_all_that_is_planned_meets_the_budget_and_one_more_is_refused():
+    model = make_model("linear", cross_entropy, 3)
+    site = make_site(model, draw_rows(np.random.default_rng(0), cross_entropy, 3))
+    x = torch.zeros(model.size, dtype=torch.float64)
+    for _ in range(4):
+        site.losses(x), site.gradient(x), site.moments(), site.step_gradients(2, None)
+    assert site.ledger.spent == pytest.approx(PRIVACY.epsilon, rel=1e-9)
+    assert compose(site.ledger.entries, PRIVACY.delta) <= PRIVACY.epsilon * (1 + 1e-9)
+    for ask in (site.losses, site.gradient):
+        with pytest.raises(OverBudget, match="north"):
+            ask(x)
+
+
+def test_what_is_not_planned_is_refused_by_name():
+    rows = draw_rows(np.random.default_rng(0), cross_entropy, 3)
+    model = make_model("linear", cross_entropy, 3)
+    site = make_site(model, rows, planned=Planned(gradients=1))
+    with pytest.raises(Unanswered, match="north: losses are not in the plan"):
+        site.losses(torch.zeros(model.size, dtype=torch.float64))
+    with pytest.raises(Unanswered, match="'label_shares'"):
+        site.label_shares()
+    assert site.ledger.entries == []
+    with pytest.raises(Unanswered, match="gradient="):
+        make_site(make_model("network", cross_entropy, 3), rows)
+
+
+def test_a_linear_gradient_is_that_of_autograd():
+    generator = np.random.default_rng(3)
+    for name, (loss, outputs) in LOSSES.items():
+        model = make_model("linear", loss, outputs)
+        rows = draw_rows(generator, loss, outputs)
+        rows = (rows[0] / rows[0].norm(dim=1, keepdim=True), rows[1])  # not clipped
+        x = torch.as_tensor(generator.standard_normal(model.size)).requires_grad_()
+        value = model.sample_losses(x, *rows).mean()
+        (wanted,) = torch.autograd.grad(value, x)
+        found = make_site(model, rows).mean_gradient(x.detach())
+        assert torch.allclose(found, wanted, atol=1e-12), name
+
+
+def test_squared_losses_follow_from_moments_that_are_told_once():
+    generator = np.random.default_rng(4)
+    model = make_model("linear", squared, 2, l2=0.1)
+    inputs, targets = draw_rows(generator, squared, 2)
+    rows = inputs / inputs.norm() / 4, targets / targets.norm() / 4
+    site = make_site(model, rows, planned=Planned(moments=1))
+    x = torch.as_tensor(generator.standard_normal(model.size)).requires_grad_()
+    value = model.sample_losses(x, *rows).mean() + model.penalty(x)
+    (wanted,) = torch.autograd.grad(value, x)
+    assert site.losses(x.detach()) == pytest.approx(value.item(), rel=1e-9)
+    assert torch.allclose(site.gradient(x.detach()), wanted, atol=1e-9)
+    assert torch.allclose(site.step_gradients(3, None)(x.detach()), wanted, atol=1e-9)
+    assert [(entry.kind, entry.steps) for entry in site.ledger.entries] == [("moments", 1)]
+
+
+def test_persons_cost_as_many_rows_as_they_may_have():
+    model = make_model("linear", cross_entropy, 3)
+    rows = draw_rows(np.random.default_rng(0), cross_entropy, 3)
+    persons = dataclasses.replace(PRIVACY, unit="person", most_rows=3)
+    sites = [make_site(model, rows, privacy=p) for p in (PRIVACY, persons)]
+    for site in sites:
+        site.losses(torch.zeros(model.size, dtype=torch.float64))
+    (one,), (other,) = (site.ledger.entries for site in sites)
+    assert other.sensitivity == 3 * one.sensitivity
+    assert other.sigma == pytest.approx(3 * one.sigma)
+    with pytest.raises(Unanswered, match="samples of persons"):
+        sites[1].step_gradients(1, 2)
+
+
+def test_a_symmetric_matrix_is_a_vector_of_the_same_length():
+    matrix = torch.as_tensor(np.random.default_rng(0).standard_normal((4, 4)))
+    matrix = matrix + matrix.T
+    flat = flatten_symmetric(matrix)
+    assert float(flat.norm()) == pytest.approx(float(matrix.norm()))
+    assert torch.allclose(unflatten_symmetric(flat, 4), matrix)
+
+
+def test_secret_noise_is_a_discrete_gaussian_on_a_grid():
+    drawn = discrete_gaussian(2.5, 40_000)
+    places = np.arange(-12, 13)
+    wanted = np.exp(-(places**2) / (2 * 2.5**2))
+    seen = (drawn[:, None] == places).mean(axis=0)
+    assert np.abs(seen - wanted / wanted.sum()).max() < 0.012
+    value, noise = torch.zeros(20_000, dtype=torch.float64), SecretNoise()
+    step = 2.0**-10 * 1.0 / math.sqrt(len(value))
+    told = noise.add(value + 0.3, 1.0, 2.0, "losses", 0)
+    assert torch.allclose(told / step, torch.round(told / step), atol=1e-3)
+    assert float(told.std()) == pytest.approx(2.0, rel=0.05)
+    assert float(told.mean()) == pytest.approx(0.3, abs=0.1)
+    assert len(set(noise.draw(5, 9, 0).tolist())) == 5
