@@ -70,7 +70,8 @@ def test_with_a_huge_budget_it_is_the_algorithm_without_noise(name):
         clients = ef.simulate(data, "logistic", l2=0.1, dtype=torch.float64, privacy=privacy)
         steps = ConstantSteps(0.3, 0.5)
         algorithm = ef.ScaffPD(FAIR, WORK, steps) if name == "ScaffPD" else ALGORITHMS[name]
-        found.append(ef.train(algorithm, clients, rounds=rounds, progress=False).parameters)
+        history = ef.train(algorithm, clients, rounds=rounds, give_out="last", progress=False)
+        found.append(history.parameters)
     for one, other in zip(found[0].values(), found[1].values(), strict=True):
         assert torch.allclose(one, other, atol=1e-3)
 
