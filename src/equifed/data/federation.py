@@ -18,7 +18,7 @@ import numpy as np
 from equifed.contract.arrays import show_text
 from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table
-from equifed.data.fields import Layout
+from equifed.data.fields import Layout, Padding, pad_clients
 from equifed.data.items import take_items
 from equifed.data.preparation import Missing, Preparation, Prepare
 from equifed.data.reading import Named
@@ -135,6 +135,8 @@ class Federation:
         class_names: Sequence[str] = (),
         tokens: bool = False,
         dtype: str | None = None,
+        pad: float | Mapping[str, float] | None = None,
+        mask: str | None = None,
         source: Mapping[str, str] | None = None,
     ) -> Federation:
         """Build from ``{client name: (X, y)}`` or ``{client name: data set}``.
@@ -182,6 +184,13 @@ class Federation:
         dtype : {"float32", "float64"}, optional
             Convert the features; by default they keep their precision, and whole numbers become
             floats like those of the other clients, or float32.
+        pad : number or mapping of column to number, optional
+            Fill up sequences of unequal length with this, at their end, to the longest one of all
+            clients and splits; ``attention_mask`` with 0 unless named. New rows that are predicted
+            are filled up likewise.
+        mask : str, optional
+            With ``pad``: add an array of this name with 1 for what was given and 0 for what was
+            filled in.
         source : mapping, optional
             Provenance, for the report.
 
@@ -196,10 +205,16 @@ class Federation:
         held = {k: v for k, v in given.items() if k not in shares}
         named = Named(client, features, target)
         holdout = Holdout(**shares, seed=seed)
-        held, holdout, titles = take_items(held, named, holdout, tokens, dtype)
+        if mask is not None and pad is None:
+            raise DataError(f"mask={mask!r} says where sequences were filled up; give pad=0, too.")
+        padding = None if pad is None else Padding(pad, mask)
+        held, holdout, titles = take_items(held, named, holdout, tokens, dtype, pad is not None)
+        held = held if padding is None else pad_clients(held, padding)
         if titles and not class_names and task != "regression":
             class_names, classes = titles, classes or len(titles)
         aligned = align_clients(held, classes, class_names, task, tokens, dtype)
+        if padding is not None and aligned["layout"] is not None:
+            aligned["layout"] = replace(aligned["layout"], padding=padding)
         made = cls(name, **aligned, source=dict(source or {}))
         return made.split(holdout.validation, holdout.test, seed) if holdout.wanted else made
 

@@ -8,7 +8,7 @@ they may reach 2^24 only, up to where float32 has every whole number.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -35,6 +35,68 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """How sequences are filled up at their end, to the longest one of all clients.
+
+    ``fill`` is by name, or for all but ``attention_mask``, which is filled with 0. ``mask`` names
+    an array to add: 1 for what was given and 0 for what was filled in.
+    """
+
+    fill: float | Mapping[str, float]
+    mask: str | None = None
+
+    def find(self, columns: Mapping[str, Any], where: str) -> dict[str, list[Array]]:
+        """Return the sequences among columns of values."""
+        rows: dict[str, list[Array]] = {}
+        for name, values in columns.items():
+            if self._value(name) is not None and len(values):
+                place = f"{where}[{name!r}], item "
+                rows[name] = [_read_one(v, f"{place}{k}") for k, v in enumerate(values)]
+        return {name: values for name, values in rows.items() if all(v.ndim == 1 for v in values)}
+
+    def apply(
+        self, columns: Mapping[str, Any], longest: Mapping[str, int], where: str
+    ) -> dict[str, Any]:
+        """Return columns whose sequences are as long as ``longest`` says, and the mask."""
+        out, lengths = {**columns}, dict[str, list[int]]()
+        for name, rows in self.find(columns, where).items():
+            lengths[name], length = list(map(len, rows)), longest.get(name, 0)
+            refuse(
+                (k for k, row in enumerate(rows) if len(row) > length),
+                lambda k, rows=rows, name=name, length=length: (  # type: ignore[misc]
+                    f"{where}[{name!r}], item {k} has {len(rows[k])} values, the model's samples "
+                    f"have at most {length}; cut it."
+                ),
+            )
+            kind = np.result_type(*[row.dtype for row in rows if len(row)] or [TOKENS])
+            out[name] = np.full((len(rows), length), self._value(name), kind)
+            for place, row in zip(out[name], rows, strict=True):
+                place[: len(row)] = row
+        return out if self.mask is None else self._add_mask(out, lengths, longest, where)
+
+    def _add_mask(
+        self, columns: dict[str, Any], lengths: Mapping[str, list[int]],
+        longest: Mapping[str, int], where: str,
+    ) -> dict[str, Any]:  # fmt: skip
+        names, title = list(lengths), self.mask or ""
+        ends = {n: (lengths[n], longest[n]) for n in names}
+        odd = [n for n in names if ends[n] != ends[names[0]]]
+        if not names or odd or title in columns:
+            why = f"there is one already, {title!r}" if title in columns else "no sequence is there"
+            if odd:
+                why = f"{names[0]} and {odd[0]} have different lengths"
+            raise DataError(f"{where}: mask={title!r} cannot be made: {why}; give it in the data.")
+        rows = np.array(lengths[names[0]])[:, None]
+        held = (np.arange(longest[names[0]]) < rows).astype(np.int64)
+        return {**columns, (str(len(columns)) if "0" in columns else title): held}
+
+    def _value(self, name: str) -> float | None:
+        if isinstance(self.fill, Mapping):
+            return self.fill.get(name)
+        return 0 if name == "attention_mask" else self.fill
+
+
+@dataclass(frozen=True)
 class Layout:
     """The arrays of one sample in the order in which a row holds them; by name unless a tuple.
 
@@ -46,6 +108,7 @@ class Layout:
 
     fields: tuple[Field, ...]
     named: bool = True
+    padding: Padding | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
@@ -53,31 +116,36 @@ class Layout:
     @property
     def whole(self) -> bool:
         """Whether there are no real numbers."""
-        return all(field.kind != KINDS["f"] for field in self.fields)
+        return all(one.kind != KINDS["f"] for one in self.fields)
 
     @property
     def width(self) -> int:
         """Numbers per row."""
-        return sum(prod(field.shape) for field in self.fields)
+        return sum(prod(one.shape) for one in self.fields)
 
     def unpack(self, rows: Any) -> dict[str, Any]:
         """Return the arrays that rows hold, a tensor, by name."""
         out, start = {}, 0
-        for field in self.fields:
-            end = start + prod(field.shape)
-            part = rows[:, start:end].reshape(len(rows), *field.shape)
-            whole = part if field.kind == KINDS["f"] else part.long()
-            out[field.name] = whole.bool() if field.kind == KINDS["b"] else whole
+        for one in self.fields:
+            end = start + prod(one.shape)
+            part = rows[:, start:end].reshape(len(rows), *one.shape)
+            whole = part if one.kind == KINDS["f"] else part.long()
+            out[one.name] = whole.bool() if one.kind == KINDS["b"] else whole
             start = end
         return out
 
     def pack(self, given: Any) -> Array:
         """Return new samples of this layout as rows, or say in what they are unlike it."""
-        if isinstance(given, np.ndarray):
+        if isinstance(given, np.ndarray) and given.shape[1:] == (self.width,):
             return given
         if self.named and hasattr(given, "keys" if isinstance(given, Mapping) else "column_names"):
             held = list(given if isinstance(given, Mapping) else given.column_names)
-            given = {field.name: given[field.name] for field in self.fields if field.name in held}
+            given = {one.name: given[one.name] for one in self.fields if one.name in held}
+        if self.padding is not None:
+            columns, named = name_columns(given)
+            longest = {one.name: one.shape[0] for one in self.fields if len(one.shape) == 1}
+            columns = self.padding.apply(columns, longest, "X")
+            given = columns if named else tuple(columns.values())
         if not isinstance(given, Mapping if self.named else tuple):
             what = "a mapping of these arrays" if self.named else "a tuple of these arrays"
             raise DataError(f"A sample is {self}; give {what}, got {type(given).__name__}.")
@@ -115,7 +183,8 @@ class Layout:
         if told is None:
             return None
         fields = [Field(f["name"], tuple(map(int, f["shape"])), f["kind"]) for f in told["fields"]]
-        return cls(tuple(fields), bool(told["named"]))
+        padding = Padding(**told["padding"]) if told["padding"] else None
+        return cls(tuple(fields), bool(told["named"]), padding)
 
 
 class Packed(NamedTuple):
@@ -123,6 +192,48 @@ class Packed(NamedTuple):
 
     rows: Array
     layout: Layout | None
+
+
+def name_columns(given: Any, rows: int | None = None) -> tuple[dict[str, Any], bool]:
+    """Return columns of values by name, and whether the names were given."""
+    if isinstance(given, Mapping) and not is_frame(given):
+        return {str(name): given[name] for name in given}, True
+    several = isinstance(given, tuple) and len(given) != rows
+    if several and (rows is None or all(len(part) == rows for part in given)):
+        return {str(k): part for k, part in enumerate(given)}, False
+    return {"0": given}, False
+
+
+def pad_clients(held: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
+    """Fill up the sequences of all clients, by split, to the longest; pairs become rows."""
+    pairs = {
+        (label, client): pair
+        for label, part in held.items() if isinstance(part, Mapping)
+        for client, pair in part.items()
+        if isinstance(pair, Sequence) and len(pair) in (2, 3) and len(pair[1])
+    }  # fmt: skip
+    where = {key: f"Client {str(key[1])!r}: {key[0]} X" for key in pairs}
+    columns = {key: name_columns(pair[0], len(pair[1])) for key, pair in pairs.items()}
+    longest: dict[str, int] = {}
+    for key, (given, _) in columns.items():
+        for name, rows in padding.find(given, where[key]).items():
+            longest[name] = max(longest.get(name, 0), *map(len, rows))
+    named = padding.fill if isinstance(padding.fill, Mapping) else {}
+    refuse(
+        (name for name in named if name not in longest),
+        lambda name: (
+            f"pad names {name!r}, which is no sequence of the samples; there are "
+            f"{', '.join(dict.fromkeys(n for c, _ in columns.values() for n in c))}."
+        ),
+    )
+    out = {label: dict(part) if isinstance(part, Mapping) else part for label, part in held.items()}
+    for key, (given, by_name) in columns.items():
+        filled = padding.apply(given, longest, where[key])
+        parts = filled if by_name else tuple(filled.values())
+        label, client = key
+        packed = pack(parts, where[key], len(pairs[key][1]))
+        out[label][client] = (packed, *pairs[key][1:])
+    return out
 
 
 def find_fields(value: Any, rows: int, where: str) -> Mapping[str, Any] | Sequence[Any] | None:
@@ -168,6 +279,22 @@ def pack(given: Mapping[Any, Any] | Sequence[Any], where: str, count: int | None
         _check_values(array, f"{where}[{name!r}]", beside=bool(reals))
     flat = [a.reshape(len(a), prod(a.shape[1:])).astype(kind) for a in arrays.values()]
     return Packed(np.concatenate(flat, axis=1), layout)
+
+
+def _read_one(value: Any, where: str) -> Array:
+    """Return one value of an item as an array of numbers."""
+    try:
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{where} is no array ({str(error)[:120]}); give a list of numbers."
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{where} holds {array.ravel()[:1].tolist()}, which is no number; give what a "
+            "tokenizer makes of it."
+        )
+    return array
 
 
 def _read(value: Any, where: str) -> Array:

@@ -28,10 +28,11 @@ MEMORY = 2 * 2**30
 
 
 def take_items(
-    held: Mapping[str, Any], named: Named, holdout: Holdout, tokens: bool, dtype: Any
-) -> tuple[dict[str, Any], Holdout, tuple[str, ...]]:
+    held: Mapping[str, Any], named: Named, holdout: Holdout, tokens: bool, dtype: Any,
+    loose: bool = False,
+) -> tuple[dict[str, Any], Holdout, tuple[str, ...]]:  # fmt: skip
     """Read data sets, by split; return pairs, what is still to be held out, and class names."""
-    found = {label: _find_items(part, label, named) for label, part in held.items()}
+    found = {label: _find_items(part, label, named, loose) for label, part in held.items()}
     values = [v for part in found.values() if isinstance(part, Mapping) for v in part.values()]
     every = [items for items in values if isinstance(items, Items)]
     if not every:
@@ -59,12 +60,13 @@ def _list_titles(every: Sequence[Items]) -> tuple[str, ...]:
     return first
 
 
-def _find_items(part: Any, label: str, named: Named) -> Any:
+def _find_items(part: Any, label: str, named: Named, loose: bool) -> Any:
     """Replace the data sets of a split by the :class:`Items` of each client."""
     found = _list_clients(part, label, named)
     if not isinstance(found, Mapping):
         return found
-    return {client: _open(value, client, label, named) for client, value in found.items()}
+    opened = {client: _open(value, client, label, named) for client, value in found.items()}
+    return {c: replace(v, loose=loose) if isinstance(v, Items) else v for c, v in opened.items()}
 
 
 def _list_clients(part: Any, label: str, named: Named) -> Any:
@@ -216,6 +218,8 @@ def _find_place(
     every: Sequence[Items], count: int, tokens: bool, dtype: Any
 ) -> Callable[[int], Array] | None:
     """Return how to make room in files for the features of some items; None: they fit in memory."""
+    if every and every[0].loose:
+        return None
     example, layout = every[0].first() if every else (np.empty((0,)), None)
     tokens = tokens or (layout is not None and layout.whole)
     if example.dtype.kind not in "biuf" or example.ndim < 2:
