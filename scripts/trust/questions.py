@@ -3,8 +3,9 @@
 Two parts, in memory, with the embedded data of four hospitals and sites whose policy lists one
 operator:
 
-* attacks by a stranger and by a server that departs from a signed plan; each must be refused by
-  name, and the table says where;
+* attacks by a stranger and by a server that departs from a signed plan: what a site says that
+  answers anybody, as all did before plans were signed, and what one says that lists an operator,
+  which must refuse by name;
 * what a server gets that keeps to a signed plan of 60 rounds and *chooses its models*: a gradient
   and a patient's row, at each level of privacy and for some roundings of losses.
 
@@ -15,7 +16,6 @@ with 1 if an attack is answered.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -67,6 +67,7 @@ class Server:
     grid: MemoryGrid
     plan: Plan
     federation: Federation
+    anybody: bool = False
     told: dict[str, str] = field(default_factory=dict)
     asked: int = 0
     answered: int = 0
@@ -94,9 +95,12 @@ class Server:
         return Reply.from_records(reply.content)
 
     def greet(self, told: dict[str, str] | None) -> Reply:
-        """Say hello with a plan to all sites; return what the victim answers."""
+        """Say hello with a plan to all sites; return what the victim answers.
+
+        Where anybody may ask, no plan is shown, which would bind the server.
+        """
         self.told = told or {}
-        args = {"plan": told} if told else {}
+        args = {"plan": told} if told and not self.anybody else {}
         return [self.ask("hello", args, at=i) for i in range(len(self.grid.apps))][VICTIM]
 
     def gradient(self, x: Vector, round: int, at: int = VICTIM, **more: Any) -> Reply:
@@ -123,19 +127,25 @@ class Server:
 
 
 @contextmanager
-def serve(privacy: str = "secure", rounding: float = 0.0, **changes: Any) -> Iterator[Server]:
-    """Set up sites with an operator in their policy, and a server with a plan for them."""
+def serve(
+    privacy: str = "secure", rounding: float = 0.0, anybody: bool = False, **changes: Any
+) -> Iterator[Server]:
+    """Set up sites with an operator in their policy, and a server with a plan for them.
+
+    Sites that answer ``anybody`` list none, and are started with ``--any-operator``.
+    """
     app = {**APP, "guard": {"mode": "on", "rounding": rounding}, **changes}
     config = AppConfig.from_dict(app)
     federation = load_data(config.data)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         public = public_of(OPERATOR, "anna")
-        (root / "policy.toml").write_text(f'operators = ["{public.line} anna"]\n')
+        listed = "" if anybody else f'operators = ["{public.line} anna"]\n'
+        (root / "policy.toml").write_text(listed)
         policy = str(root / "policy.toml")
         grid = memory_grid(federation, config.build_task(), root / "memory", policy=policy)
         plan = make_plan(config, FederationSettings(4, privacy=privacy))  # type: ignore[arg-type]
-        yield Server(grid, plan, federation)
+        yield Server(grid, plan, federation, anybody)
 
 
 def agree(server: Server) -> Vector:
@@ -237,7 +247,8 @@ def many_evaluations(server: Server) -> Reply:
     """Measure a thousand models."""
     x, args = agree(server), {"splits": ["test"], "metrics": [], "describe": False}
     replies = [server.ask("metrics", args, x + 1e-5 * k) for k in range(1000)]
-    assert sum(not reply.error for reply in replies) == server.plan.evaluations
+    answered = sum(not reply.error for reply in replies)
+    assert answered == (1000 if server.anybody else server.plan.evaluations)
     return replies[-1]
 
 
@@ -307,6 +318,7 @@ def other_position(server: Server) -> Reply:
     server.gradient(x, 1)
     address = ["round", 1, "gradient"]
     args = {"seed": server.plan.seed, "address": address, "round": 1, "batch_size": None}
+    args["give"] = False
     request = Request("gradient", server.plan.run, "round/1/gradient#0", 3, args, {"x": x})
     return server.send(request, VICTIM)
 
@@ -331,7 +343,8 @@ def steered_away(server: Server) -> Reply:
     x, work = agree(server), LocalSGD(lr=0.05, steps=20).work().to_dict()
     address = ["round", 1, "local"]
     args = {"seed": server.plan.seed, "address": address, "round": 1, "work": work}
-    return server.ask("local", {**args, "control": None, "slope": None}, x, control=x + 1e6)
+    args |= {"control": None, "slope": None, "give": False}
+    return server.ask("local", args, x, control=x + 1e6, target=x)
 
 
 def two_unmaskings(server: Server) -> Reply:
@@ -357,40 +370,64 @@ def deleted_account(server: Server) -> Reply:
     return server.greet(server.told)
 
 
-ATTACKS: dict[Attack, str] = {
-    stranger_without_plan: "this site answers signed runs alone",
-    stranger_signs: "signed by nobody whom this site's policy lists",
-    stranger_skips_hello: "no plan of this run was agreed to",
-    plan_changed: "signed by nobody whom this site's policy lists",
-    plan_changed_after_approval: "was changed after the site had agreed",
-    finite_differences: "a second model in 'gradient gradient', round 1",
-    many_evaluations: "models in 'metrics', the plan has",
-    training_rows_measured: "the plan measures nothing on or by 'train'",
-    more_rounds: "round 61 is asked about, the plan has 60",
-    one_row_batches: "minibatches of 1 are asked for",
-    other_seed: "drawn by another seed than the plan's",
-    older_round: "of round 2 after round 3 had begun",
-    far_model: "the plan's bound is 50",
-    unplanned_verb: "the plan of this run has no 'losses losses'",
-    vector_in_clear: "the plan of this run shows sums alone",
-    lonely_sum: "client 0 has 1 of the weights of a sum, the plan's cap is 0.5",
-    sum_of_two: "a sum of 2 members is asked for",
-    lie_about_weights: "not those of all its parties",
-    other_position: "this site is client 0 of the run, not 3",
-    other_name: "a request of 'round/1/gradient' is named 'round/2/gradient#0'",
-    other_round: "a request of round 2 is said to be of 1",
-    other_start: "own parts are drawn by another seed than the plan's",
-    steered_away: "the correction of local steps has length",
-    two_unmaskings: "this step was already taken with other content",
-    deleted_account: "deleted what it knew of this run",
+@dataclass(frozen=True)
+class Refusal:
+    """What a site must say to an attack, what refuses it there, what a signed server still gets."""
+
+    message: str
+    where: str
+    left: str = "nothing"
+
+
+NOBODY = "signed by nobody whom this site's policy lists"
+ATTACKS: dict[Attack, Refusal] = {
+    stranger_without_plan: Refusal("this site answers signed runs alone", "hello", "its plan"),
+    stranger_signs: Refusal(NOBODY, "hello", "its plan"),
+    stranger_skips_hello: Refusal("no plan of this run was agreed to", "account", "its plan"),
+    plan_changed: Refusal(NOBODY, "hello", "more rounds, signed again"),
+    plan_changed_after_approval: Refusal(
+        "was changed after the site had agreed", "hello", "more rounds, signed again"
+    ),
+    finite_differences: Refusal(
+        "a second model in 'gradient gradient', round 1", "account", "one model per round: below"
+    ),
+    many_evaluations: Refusal("models in 'metrics', the plan has", "account", "16 measurements"),
+    training_rows_measured: Refusal("the plan measures nothing on or by 'train'", "account"),
+    more_rounds: Refusal("round 61 is asked about, the plan has 60", "account", "60 rounds"),
+    one_row_batches: Refusal("minibatches of 1 are asked for", "account", "the plan's size"),
+    other_seed: Refusal("drawn by another seed than the plan's", "account", "the plan's seed"),
+    older_round: Refusal("of round 2 after round 3 had begun", "account", "rounds in order"),
+    far_model: Refusal("the plan's bound is 50", "model", "models up to the bound: below"),
+    unplanned_verb: Refusal("the plan of this run has no 'losses losses'", "account"),
+    vector_in_clear: Refusal("the plan of this run shows sums alone", "account", "sums"),
+    lonely_sum: Refusal(
+        "client 0 has 1 of the weights of a sum, the cap is 0.5", "masks", "up to the cap"
+    ),
+    sum_of_two: Refusal("a sum of 2 members is asked for", "masks", "sums of three or more"),
+    lie_about_weights: Refusal("not those of all its parties", "masks", "noise"),
+    other_position: Refusal("this site is client 0 of the run, not 3", "account"),
+    other_name: Refusal("a request of 'round/1/gradient' is named 'round/2/gradient#0'", "account"),
+    other_round: Refusal("a request of round 2 is said to be of 1", "account"),
+    other_start: Refusal("own parts are drawn by another seed than the plan's", "account"),
+    steered_away: Refusal(
+        "the correction of local steps has length", "model", "steps up to the bound"
+    ),
+    two_unmaskings: Refusal("this step was already taken with other content", "masks"),
+    deleted_account: Refusal("deleted what it knew of this run", "hello"),
 }
-"""Attacks, and what the site must say."""
+"""Attacks, and what comes of them."""
 
 
-def run_attack(attack: Attack) -> Reply:
+def run_attack(attack: Attack, anybody: bool = False) -> Reply:
     """Return what the victim says to an attack."""
-    with serve() as server:
+    with serve(anybody=anybody) as server:
         return attack(server)
+
+
+def shorten(reply: Reply) -> str:
+    """Return in a few words what a site said."""
+    told = reply.text.partition(";")[0].removesuffix(" at this site")
+    return f"`{told}`" if reply.error else "answered"
 
 
 # -- what a server that keeps to the plan gets -----------------------------------------------------
@@ -491,13 +528,15 @@ def main() -> int:
     parser.add_argument("--measure", action="store_true", help="what a signed server gets, too")
     args = parser.parse_args()
     wrong = 0
-    print("| attack | the site says |\n|---|---|")
-    for attack, message in ATTACKS.items():
-        reply = run_attack(attack)
-        good = reply.error == "refused" and message in reply.text
+    print("| attack | before | now | refused by | a signed server gets |\n" + "|---" * 5 + "|")
+    for attack, refusal in ATTACKS.items():
+        before, now = run_attack(attack, anybody=True), run_attack(attack)
+        good = now.error == "refused" and refusal.message in now.text
         wrong += not good
-        told = reply.text if reply.error else f"ANSWERED: {json.dumps(reply.numbers)[:80]}"
-        print(f"| {str(attack.__doc__).strip('.')} | {told} |", flush=True)
+        told = shorten(now) if good else f"WRONG: {now.error} {now.text or now.numbers}"[:120]
+        what = str(attack.__doc__).strip(".")
+        line = what, shorten(before), told, refusal.where, refusal.left
+        print(f"| {' | '.join(line)} |", flush=True)
     if args.measure:
         print()
         measure()

@@ -15,11 +15,16 @@ from scripts.trust.questions import (
     ATTACKS,
     Attack,
     agree,
+    far_model,
+    finite_differences,
     measure_gradient,
     measure_row,
+    one_row_batches,
     read_sum,
     run_attack,
     serve,
+    shorten,
+    training_rows_measured,
     true_gradient,
 )
 from tests.conformance import cases as conformance
@@ -51,15 +56,28 @@ from equifed.training.signing import KeyProblem, make_key, public_of, read_key_f
 
 pytestmark = pytest.mark.long
 
+PAGE = Path(__file__).parents[2] / "docs" / "parties.md"
 KEY = Ed25519PrivateKey.generate()
 LINE = f'operators = ["{public_of(KEY, "anna").line} anna"]\n'
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_an_attack_is_refused_at_the_site_by_name(attack: Attack) -> None:
+def test_an_attack_is_refused_at_the_site_by_name_as_the_page_says(attack: Attack) -> None:
     reply = run_attack(attack)
-    assert reply.error == "refused" and ATTACKS[attack] in reply.text
+    assert reply.error == "refused" and ATTACKS[attack].message in reply.text
     assert not reply.arrays and not set(reply.numbers) - {"name"}
+    what = f"| {str(attack.__doc__).strip('.')} | "
+    (line,) = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith(what)]
+    assert line.endswith(
+        f" | {shorten(reply)} | {ATTACKS[attack].where} | {ATTACKS[attack].left} |"
+    )
+
+
+def test_sites_that_answer_anybody_answered_before() -> None:
+    for attack in (finite_differences, training_rows_measured, far_model, one_row_batches):
+        assert not run_attack(attack, anybody=True).error
+        line = f"| {str(attack.__doc__).strip('.')} | answered | "
+        assert line in PAGE.read_text("utf-8")
 
 
 def test_what_a_signed_server_gets_by_choosing_models_is_what_the_page_says() -> None:

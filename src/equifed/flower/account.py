@@ -320,7 +320,7 @@ class Account:
                 raise Refused("the minibatches are drawn by another seed than the plan's")
             if asked.batch != step.get("batch"):
                 raise Refused(f"minibatches of {asked.batch} are asked for, not of "
-                              f"{step.get('batch')} as the plan says")  # fmt: skip
+                              f"{step.get('batch') or 'all rows'} as the plan says")  # fmt: skip
         for key, value in (step.get("work") or {}).items():
             given = asked.work.get(key)
             if given != value and not (key == "lr" and 0 < float(given or 0) <= value):

@@ -208,8 +208,7 @@ class Masking:
             most = max(most, 0.5)
         if share > most * (1 + 1e-9):
             raise SecureError(
-                f"client {largest} has {share:.4g} of the weights of a sum, the plan's cap is "
-                f"{most:.3g}"
+                f"client {largest} has {share:.4g} of the weights of a sum, the cap is {most:.3g}"
             )
         return weights
 
