@@ -26,7 +26,9 @@ from equifed.algorithms import (
     rfedfair_by_theory,
     tilted_erm,
 )
+from equifed.contract.absence import sample_clients
 from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.objectives import (
     KL,
     Average,
@@ -172,6 +174,17 @@ def test_delta_fl_at_level_one_is_fedavg(weighting: Any, participation: float) -
 def test_delta_fl_trains_the_stated_fraction() -> None:
     _, infos = rounds(DeltaFL(WORK, 3 / 7, "uniform"), PROBLEM.clients(), start(PROBLEM), 3)
     assert [len(info.index) for info in infos] == [3, 3, 3]
+
+
+def test_delta_fl_takes_the_tail_of_those_who_were_sampled() -> None:
+    """Four of seven are asked; those with the larger half of these four losses have the weight."""
+    algorithm, clients, x = DeltaFL(WORK, 0.5, "uniform", 4 / 7), PROBLEM.clients(), start(PROBLEM)
+    losses = clients.losses(torch.as_tensor(x), Stream(0))
+    for seed in range(5):
+        _, (info,) = rounds(algorithm, clients, x, 1, seed)
+        asked = sample_clients(clients, 4 / 7, Stream(seed).at("round", 1)).index
+        tail = asked[np.argsort(-losses[asked])[:2]]
+        np.testing.assert_allclose(info.weights, np.isin(np.arange(7), tail) / 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])

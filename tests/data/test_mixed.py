@@ -38,6 +38,16 @@ def test_more_than_one_in_twenty_are_a_category(numbers, words):
     assert isinstance(found.columns[0], NumberColumn) == (words <= 0.05 * (2 * numbers + words))
 
 
+@pytest.mark.parametrize("kinds", [20, 21])
+def test_numbers_and_text_of_more_than_twenty_kinds_are_no_category(kinds):
+    rows = {"a": [*map(str, range(kinds - 1)), "none of these"] * 5}
+    if kinds == 20:
+        assert len(fit(rows).feature_names) == kinds
+    else:
+        with pytest.raises(DataError, match="list it in"):
+            fit(rows)
+
+
 def test_other_text_makes_a_category_and_numeric_makes_gaps():
     rows = {"a": CHILDREN, "b": ["1", "2"] * 10}
     assert fit(rows).feature_names == ("x=1", "x=2", "x=3 or more")

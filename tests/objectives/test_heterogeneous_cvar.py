@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equifed.objectives import Average, CVaR, HeterogeneousCVaR, WorstCase
+from equifed.objectives.cvar import check_tails
 
 some = settings(deadline=None, max_examples=100)
 
@@ -100,6 +101,16 @@ def test_equal_tails_and_sizes_are_cvar(losses, tail):
     assert ours.value(losses) == pytest.approx(known.value(losses), abs=1e-12)
     assert np.allclose(ours.weights(losses), known.weights(losses), rtol=0, atol=1e-12)
     assert np.allclose(ours.prox(losses, 1.0), known.prox(losses, 1.0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tails", "named"),
+    [((0.5, 0.5, 1.5, 1.0), "client 2 is 1.5, above 1"),
+     ((0.2, 0.5, 0.1, 1.0), r"client 2 is 0.1, below its share 0.25 of")],
+)  # fmt: skip
+def test_the_tail_that_is_most_out_of_range_is_named(tails, named):
+    with pytest.raises(ValueError, match=named):
+        check_tails(tails, np.full(4, 0.25), "RFedFair")
 
 
 def test_equal_tails_are_the_size_weighted_cvar():

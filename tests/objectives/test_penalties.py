@@ -13,6 +13,7 @@ from equifed.objectives import (
     ChiSquare,
     L1Distance,
     L2Distance,
+    Proportional,
     QFair,
     Transport,
     WorstCase,
@@ -173,3 +174,15 @@ def test_every_feasible_weight_has_the_transport_cost_of_a_linear_programme(seed
     dual = linprog(-marginals, A_ub=pairs, b_ub=cost.ravel(), bounds=bounds, method="highs-ipm")
     wanted = -objective.strength * dual.fun
     assert objective.penalty(weights) == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("prior", [None, (0.1, 0.2, 0.7)])
+def test_proportional_is_as_strongly_convex_as_its_flattest_direction(prior):
+    """psi'' = p / w^2 is smallest at the largest w, which is p / epsilon: epsilon^2 / p."""
+    objective, losses = Proportional(2.0, 0.5, prior), np.full(3, 5.0)  # all beyond the ceiling
+    w, h = objective.weights(losses), 1e-4
+    second = [
+        (objective.penalty(w) - 2 * objective.penalty(w - e) + objective.penalty(w - 2 * e)) / h**2
+        for e in h * np.eye(3)
+    ]
+    assert objective.strong_convexity(3) == pytest.approx(min(second), rel=1e-2)
