@@ -100,6 +100,30 @@ def test_no_noise_is_used_twice():
     assert len(seen) == len(set(seen)) == 3 * ROUNDS * (1 + 1 + 3)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", [ef.FedAvg, ef.DRFA])
+def test_minibatches_are_drawn_anew_in_every_step(algorithm, monkeypatch):
+    pytest.importorskip("dp_accounting")
+    drawn, draw = [], StreamNoise.draw
+
+    def watch(self, count, size, *where):
+        rows = draw(self, count, size, *where)
+        drawn.append((self.stream.address, where, count, size, len(set(rows.tolist()))))
+        return rows
+
+    monkeypatch.setattr(StreamNoise, "draw", watch)
+    sizes = (40, 40, 20)
+    data = classification(sizes=sizes, shape=(4,))
+    clients = make(rounds=2, data=data)
+    work = LocalSGD(lr=0.1, steps=2, batch_size=20)  # a client with 20 rows takes all of them
+    ef.train(algorithm(work), clients, rounds=2, progress=False)
+    assert len({(address, where) for address, where, *_ in drawn}) == len(drawn) == 2 * (2 + 2)
+    assert {tuple(rest) for _, _, *rest in drawn} == {(20, 40, 20)}
+    for ledger, size in zip(clients.ledgers, sizes, strict=True):
+        assert {e.q for e in ledger.entries if e.kind == "steps"} == {20 / size}
+        assert 0.95 < ledger.spent <= 1.0 + 1e-9
+
+
 REFUSED = {
     "an unknown algorithm": (lambda: (ef.AFL(), make()), "AFL asks of clients"),
     "a guard": (lambda: (ef.Guarded(ef.FairNewton(FAIR)), make()), "leave it out"),

@@ -31,7 +31,7 @@ from equifed.privacy.noise import StreamNoise
 from equifed.privacy.questions import count_questions
 from equifed.privacy.site import BEND, PrivateSite, Unanswered, linear_loss
 
-FLOOR = 2.0
+FLOOR = 4.0
 """Eigenvalues of summed curvature are at least so many times root(q) of the noise's deviation."""
 
 NOISED = "what clients answer carries noise for privacy, so nothing is proved about their rows"
