@@ -1,5 +1,8 @@
 """Samples of several arrays give what the same model makes of rows that were joined by hand."""
 
+import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -150,6 +153,11 @@ def test_own_arguments_still_reach_the_trained_module():
     held = {k: torch.as_tensor(v) for k, v in CLIENTS["west"][0].items()}
     assert trained(**held).attentions is None and type(trained).__name__ == "Reader"
     make(Reader).load_state_dict(trained.state_dict())
+    other = Federation.from_clients(take(("mask", "tokens")))  # a trained module goes on elsewhere
+    plain = make(Reader)
+    plain.load_state_dict(trained.state_dict())
+    ends = [learn(other, module).parameters for module in (trained, plain)]
+    assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
 
 
 def test_every_whole_number_survives_and_other_precisions_are_refused():
@@ -271,9 +279,6 @@ def test_what_cannot_be_told_or_called_is_refused():
         predictor.predict(tuple(X.values()))
     with pytest.raises(DataError, match="X lacks 'age', which the model's samples has"):
         predictor.predict({"tokens": X["tokens"], "mask": X["mask"]})
-    other = Federation.from_clients(take(("mask", "tokens")))
-    with pytest.raises(ValueError, match=r"made for samples of age .* the data have mask"):
-        ef.simulate(other, predictor.module)
 
 
 def _takes(arguments):
@@ -285,3 +290,61 @@ def _takes(arguments):
 def _large():
     """Return clients with a token that the model has no embedding for."""
     return {c: ({**x, "tokens": x["tokens"] + WORDS}, y) for c, (x, y) in CLIENTS.items()}
+
+
+# -- what a user of Hugging Face pastes -----------------------------------------------------------
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "text.md"
+
+
+class Tokenizer:
+    """In place of AutoTokenizer: a number for every word."""
+
+    pad_token_id = 0
+
+    @classmethod
+    def from_pretrained(cls, name):
+        return cls()
+
+    def __call__(self, text, truncation=False):
+        ids = [1 + len(word) % (WORDS - 1) for word in text.split()]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+
+class Classifier(nn.Module):
+    """In place of AutoModelForSequenceClassification: it branches on values and has ``logits``."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.classifier = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
+
+    @classmethod
+    def from_pretrained(cls, name, attention_dropout):
+        torch.manual_seed(0)
+        return cls()
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, return_dict=None):
+        h = self.embeddings(input_ids)
+        if attention_mask is not None and not bool(attention_mask.all()):
+            h = h * attention_mask.unsqueeze(-1)
+        return SimpleNamespace(loss=None, logits=self.classifier(h.mean(1)))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of the package datasets
+def test_the_snippet_for_hugging_face_runs(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="pip install datasets")
+    places = {"AutoTokenizer": Tokenizer, "AutoModelForSequenceClassification": Classifier}
+    places["PreTrainedTokenizerBase"] = type("Base", (), {})  # which datasets asks for
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**places))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{'word ' * (k % 7 + 1)},{k % 2},{'AB'[k % 3 > 0]}" for k in range(60)]
+    (tmp_path / "notes.csv").write_text("\n".join(["text,label,hospital", *lines]))
+    (snippet,) = re.findall(r"^```py\n(.*?)^```", GUIDE.read_text("utf-8"), re.M | re.S)
+    known = {}
+    with pytest.warns(UserWarning, match="engine='auto' does so now"):
+        exec(compile(snippet, "text.md", "exec"), known)
+    assert set(known["history"].per_client()) == {"A", "B"}
+    assert known["clients"].model.own_shapes.keys() == {"classifier.weight", "classifier.bias"}
+    row = {name: [values] for name, values in Tokenizer()("a word").items()}
+    assert known["history"].predictor().predict(row, client="A").size == 1

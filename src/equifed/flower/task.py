@@ -53,6 +53,11 @@ class Schema:
     @classmethod
     def of(cls, federation: Federation) -> Schema:
         """Describe the data of a federation."""
+        if federation.layout is not None:
+            raise ValueError(
+                f"A sample is {federation.layout}: on Flower it must be one array; join them, and "
+                "let the model take them apart."
+            )
         inputs, targets = federation.train.inputs, federation.train.targets
         prepared = federation.preparation
         return cls(

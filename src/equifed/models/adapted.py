@@ -89,22 +89,17 @@ def adapt(module: nn.Module, layout: Layout | None) -> nn.Module:
     """
     if layout is None:
         return module
-    if isinstance(module, Adapted):
-        if (mine := module.equifed_layout) == layout:
-            return module
-        raise ValueError(
-            f"The model was made for samples of {mine}, the data have {layout}; use data like "
-            "those that it was trained on, or the module as it was before."
-        )
     if "forward" in vars(module):
         raise ValueError(
             f"The model ({type(module).__name__}) has had its forward replaced (by torch.compile "
             "or a hook); hand over the module that was wrapped."
         )
     made: Any = copy.copy(module)
-    kind: Any = type(module)
+    if isinstance(module, Adapted):  # to other data
+        made.__class__ = type(module).__bases__[1]
+    made.equifed_layout, made.equifed_call = layout, _choose_call(made, layout)
+    kind: Any = type(made)
     made.__class__ = _adapted_class(kind)
-    made.equifed_layout, made.equifed_call = layout, _choose_call(module, layout)
     return made  # type: ignore[no-any-return]
 
 
