@@ -34,7 +34,7 @@ LAYOUT: dict[str, set[str]] = {
     "metrics": {"contract"},
     "training": {"contract", "metrics", "objectives", "steps"},
     "report": {"contract", "metrics", "training"},
-    "privacy": {"contract", "algorithms", "data", "models", "engines", "training"},
+    "privacy": PAPER | {"data", "models", "engines", "training"},
     "runs": PAPER | PLUMBING | {"privacy"},
     "flower": PAPER | PLUMBING | {"privacy", "runs"},
     "cli": PAPER | PLUMBING | {"privacy", "runs", "flower"},

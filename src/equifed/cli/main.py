@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli import data, fit, many, model, run
+from equifed.cli import data, fit, many, model, privacy, run
 from equifed.cli.flower import app as flower_app
 from equifed.cli.terminal import EXIT_CODES, Explaining
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 for command in (
     many.demo, fit.fit, run.run, run.resume, run.init, many.report, many.compare,
     model.predict, model.evaluate, model.personalise, model.export, model.evidence,
+    privacy.privacy,
 ):  # fmt: skip
     app.command()(command)
 app.command(name="list")(data.list_names)

@@ -212,6 +212,10 @@ class Clients(ABC):
         """
         return None
 
+    def account(self) -> list[dict[str, Any]]:
+        """Return what clients under privacy have spent, a ledger each; none without privacy."""
+        return []
+
     def curvature(self) -> Curvature | str:
         """Return bounds on the curvature of all clients' losses, or why none are known."""
         return "this engine knows no bounds on the curvature"

@@ -61,6 +61,10 @@ class PrivateClients(LoopClients):
         return True
 
     @override
+    def account(self) -> list[dict[str, Any]]:
+        return [ledger.to_dict() for ledger in self.ledgers]
+
+    @override
     def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str:
         privacy = self.privacy
         if rounds > privacy.rounds:

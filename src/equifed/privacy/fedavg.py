@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from equifed.algorithms.guard import GuardedClients
 from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, Vector, Weights
 from equifed.contract.absence import scatter
 from equifed.contract.local import DEFAULT_WORK
-from equifed.privacy.ledger import Entry, OverBudget, check_delta, noise_multiplier
+from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, noise_multiplier
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,26 @@ class PrivateFedAvg(Federated):
 
     def entry(self, clients: Clients, steps: int = 1) -> Entry:
         """Return what so many rounds put into a ledger."""
-        n, rates = len(clients.names), {1.0}
-        q = math.ceil(self.participation * n) / n
-        largest = float(client_weights(self.weighting, all_sizes(clients)).max()) / q
-        rates.add(q)  # what an accountant says of samples is a bound: all may be less
+        return self.price(client_weights(self.weighting, all_sizes(clients)), steps)
+
+    def price(self, weights: Weights, steps: int = 1) -> Entry:
+        """Return it for clients of these weights, which sum to one.
+
+        >>> PrivateFedAvg(8.0, 20, clip=0.5).price(np.full(1000, 1e-3)).sensitivity
+        0.001
+        """
+        q = math.ceil(self.participation * len(weights)) / len(weights)
+        rates = {1.0, q}  # what an accountant says of samples is a bound: all may be less
         found = [(noise_multiplier(self.epsilon, self.delta, self.rounds, r), r) for r in rates]
-        (multiplier, rate), sensitivity = min(found), 2 * self.clip * largest
+        (multiplier, rate), sensitivity = min(found), 2 * self.clip * float(weights.max()) / q
         return Entry("updates", sensitivity, multiplier * sensitivity, rate, steps)
+
+    def account(self, state: State, clients: Clients) -> list[dict[str, Any]]:
+        """Return the ledger of all rounds so far, as an event of the run holds it."""
+        ledger = Ledger(self.epsilon, self.delta, unit="client", name="the server")
+        if state.rounds:
+            ledger.spend(self.entry(clients, state.rounds))
+        return [ledger.to_dict()]
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

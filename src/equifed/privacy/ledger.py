@@ -257,22 +257,32 @@ class Ledger:
         listed = self.entries if entries is None else entries
         return {**told, "entries": [asdict(entry) for entry in listed]}
 
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Ledger:
+        """Return the ledger that :meth:`to_dict` described, without a file.
+
+        >>> Ledger.from_dict(Ledger(1.0, 1e-5, name="north").to_dict()).name
+        'north'
+        """
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']}, this version reads {FORMAT}")
+        made = cls(told["epsilon"], told["delta"], unit=told["unit"], name=told["name"])
+        made.entries = [Entry(**entry) for entry in told["entries"]]
+        return made
+
     def _read(self, path: Path) -> list[Entry]:
         """Return the entries of a file; with a damaged one nothing is answered."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
-                raise ValueError(f"format {told['format']}, this version reads {FORMAT}")
-            found = [Entry(**entry) for entry in told["entries"]]
-            given = str(told["unit"]), float(told["delta"])
+            known = Ledger.from_dict(told)
         except UNREADABLE as error:
             raise RuntimeError(
                 f"The privacy ledger {path} cannot be read ({error}). What was spent is not known, "
                 "so nothing is answered: restore the file from a backup."
             ) from error
-        if given != (self.unit, self.delta):
+        if (known.unit, known.delta) != (self.unit, self.delta):
             raise ValueError(
-                f"The privacy ledger {path} counts unit {given[0]!r} at delta {given[1]:g}, asked "
-                f"for are unit {self.unit!r} at delta {self.delta:g}; keep to the ledger's."
+                f"The privacy ledger {path} counts unit {known.unit!r} at delta {known.delta:g}, "
+                f"asked for are unit {self.unit!r} at delta {self.delta:g}; keep to the ledger's."
             )
-        return found
+        return known.entries

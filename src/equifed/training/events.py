@@ -32,10 +32,34 @@ MOST_SCALES = 100.0
 ROUNDS = 5
 """Rounds in a row after which somebody leads for long."""
 
+PRIVACY = "privacy"
+"""Kind of the event at a private run's end; its ``ledgers`` hold what was spent."""
+
 LEADS = f"has had more than half of the weight for {ROUNDS} rounds: it dominates the weights"
 
 Pair = tuple[Losses, Losses]
 """The clients' losses before training and at the end."""
+
+
+def find_ledgers(algorithm: Any, state: Any, clients: Clients) -> list[dict[str, Any]]:
+    """Return what was spent of privacy, by clients or by a layer of the algorithm; else nothing."""
+    for layer in layers(algorithm):
+        if hasattr(layer, "account"):
+            return list(layer.account(state, clients))
+        state = getattr(state, "inner", state)
+    return clients.account()
+
+
+def tell_privacy(ledgers: Sequence[Mapping[str, Any]]) -> str:
+    """Say which budget is to be published: the largest of all ledgers.
+
+    >>> tell_privacy([{"epsilon": 3.0, "delta": 1e-5, "unit": "record"}])
+    'publish epsilon 3 at delta 1e-05 for every record; equifed privacy RUN lists what was spent'
+    """
+    worst = max(ledgers, key=lambda told: (told["epsilon"], told["delta"]))
+    budget = f"epsilon {worst['epsilon']:g} at delta {worst['delta']:g}"
+    whose = f"for every {worst['unit']}"
+    return f"publish {budget} {whose}; equifed privacy RUN lists what was spent"
 
 
 def tell_touches(

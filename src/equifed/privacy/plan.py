@@ -1,0 +1,97 @@
+"""What a budget buys before anything is asked, and what was spent: rows of tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fair_newton import FairNewton
+from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaffold import Scaffold
+from equifed.contract.local import LocalSGD
+from equifed.objectives import Average, ChiSquare
+from equifed.privacy.budget import Bounds
+from equifed.privacy.ledger import Entry, Ledger, compose
+from equifed.privacy.questions import count_questions
+from equifed.training.events import PRIVACY
+from equifed.training.history import History
+
+ALGORITHMS = ("fair-newton", "fedavg", "scaffold", "scaff-pd", "drfa")
+
+
+def plan_answers(
+    bounds: Bounds, algorithm: str, rows: Sequence[int], *, steps: int = 10,
+    batch_size: int | None = None, fair: bool = True,
+) -> list[list[Entry]]:  # fmt: skip
+    """Return what a site of each of these numbers of rows would answer, with which noise.
+
+    For linear models with a bias and the logistic loss; other losses have gradients as long as
+    ``bounds.gradient`` says. Without ``fair`` weights do not follow losses.
+
+    >>> bounds = Bounds(epsilon=3.0, rows=8.0, loss=3.0, rounds=12)
+    >>> (answers,) = plan_answers(bounds, "fair-newton", [300])
+    >>> [entry.kind for entry in answers], round(compose(answers, bounds.delta), 6)
+    (['moments', 'losses', 'gradients'], 3.0)
+    """
+    local = LocalSGD(lr=0.1, steps=steps, batch_size=batch_size)
+    objective = ChiSquare(1.0) if fair else Average()
+    made: dict[str, Any] = {
+        "fair-newton": FairNewton(objective), "fedavg": FedAvg(local), "scaffold": Scaffold(local),
+        "scaff-pd": ScaffPD(objective, local), "drfa": DRFA(local, objective=objective),
+    }  # fmt: skip
+    if algorithm not in made:
+        raise ValueError(f"algorithm must be one of {', '.join(made)}, got {algorithm!r}.")
+    reach = bounds.rows**2 + 1
+    longest = math.sqrt(reach) if bounds.gradient is None else bounds.gradient
+    moves = {"moments": math.sqrt(2) * reach, "losses": bounds.loss}
+    moves |= {"gradients": 2 * longest, "steps": 2 * longest}
+    found = []
+    for m, planned in zip(
+        rows, count_questions(made[algorithm], bounds.rounds, np.array(rows)), strict=True
+    ):
+        scales, entries = bounds.multipliers(planned), []
+        for kind, count in planned.counts().items():
+            q = planned.q if kind == "steps" else 1.0
+            moved = bounds.most_rows * moves[kind] / round(q * m)
+            entries.append(Entry(kind, moved, scales[kind] * moved, q, count))
+        found.append(entries)
+    return found
+
+
+def list_entries(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return every kind of answer with its price, and which part of the budget it is.
+
+    ``share`` is that of mu^2, which adds up; where rows are sampled there is none. ``alone`` is
+    the epsilon of this kind without the others, which does not add up.
+    """
+    return [
+        {
+            "kind": e.kind, "steps": e.steps, "sensitivity": e.sensitivity, "sigma": e.sigma,
+            "q": e.q, "share": e.square / ledger.mu**2 if e.q == 1 else None,
+            "alone": compose([e], ledger.delta),
+        }
+        for e in ledger.entries
+    ]  # fmt: skip
+
+
+def read_ledgers(path: Path) -> list[Ledger]:
+    """Return the ledgers of a site's file, or of a finished run."""
+    if path.is_dir():
+        ends = [e for e in History.load(path, model=False).events if e["event"] == PRIVACY]
+        if not ends:
+            raise ValueError(
+                f"{path} tells of no privacy: its clients answered without noise, or it is not "
+                "finished. Give the folder of a private run, or a site's ledger file."
+            )
+        return [Ledger.from_dict(told) for told in ends[-1]["ledgers"]]
+    try:
+        return [Ledger.from_dict(json.loads(path.read_text(encoding="utf-8")))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no privacy ledger ({error}).") from error
