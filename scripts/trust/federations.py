@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -55,6 +56,7 @@ def draw_federation(
     test: int = 1000,
     flip: int | None = None,
     turn: float = TURN,
+    hard: Sequence[int] = (),
 ) -> Federation:
     """Draw clients whose labels follow a linear map with a ``turn`` of each client's own.
 
@@ -62,14 +64,15 @@ def draw_federation(
     features and their label noise (``"scales"``, ``"noise"``: a third of the labels of some is
     random), or in their number of samples, down to two (``"tiny"``). Among ``"hard"`` ones are
     three that nobody can serve well: two thirds of their labels are random, or two of their classes
-    have changed places. The labels of client ``flip`` are turned around in training.
+    have changed places. The labels of client ``flip`` are turned around in training,
+    and the concepts of clients ``hard`` are turned four times as far.
     """
     draw = np.random.default_rng([seed, KINDS.index(kind)])
     truth = draw.normal(size=(FEATURES, CLASSES))
     train: dict[str, tuple[Array, Array]] = {}
     held: dict[str, tuple[Array, Array]] = {}
     for i in range(clients):
-        own = truth + turn * draw.normal(size=truth.shape)
+        own = truth + (4 * turn if i in hard else turn) * draw.normal(size=truth.shape)
         size = int(draw.integers(60, 140))
         noise = 0.02
         scale = np.ones(FEATURES)

@@ -28,6 +28,7 @@ from equifed.algorithms.scaffold import Scaffold as Scaffold
 from equifed.algorithms.scaled import Scaled as Scaled
 from equifed.algorithms.server_optimised import ServerOptimised as ServerOptimised
 from equifed.algorithms.shelf.aaggff import AAggFF as AAggFF
+from equifed.algorithms.shelf.centred_clipping import CentredClipping as CentredClipping
 from equifed.algorithms.shelf.feddg_ga import FedDGGA as FedDGGA
 from equifed.algorithms.shelf.feddyn import DRDM as DRDM
 from equifed.algorithms.shelf.feddyn import FedDyn as FedDyn

@@ -19,6 +19,7 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.scaled import Scaled
 from equifed.algorithms.server_optimised import ServerOptimised
 from equifed.algorithms.shelf.aaggff import AAggFF
+from equifed.algorithms.shelf.centred_clipping import CentredClipping
 from equifed.algorithms.shelf.feddg_ga import FedDGGA
 from equifed.algorithms.shelf.feddyn import DRDM, FedDyn
 from equifed.algorithms.shelf.fedeba import FedEBA
@@ -40,6 +41,7 @@ __all__ = [
     "Algorithm",
     "AnyAlgorithm",
     "Averaged",
+    "CentredClipping",
     "Certified",
     "DeltaFL",
     "FairNewton",

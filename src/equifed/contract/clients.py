@@ -314,12 +314,17 @@ class Clients(ABC):
         return []
 
 
-def inner_products(clients: Clients, vectors: ClientVectors, who: str) -> Losses:
+def inner_products(
+    clients: Clients,
+    vectors: ClientVectors,
+    who: str,
+    multiply: Callable[[Vector], Vector] = multiply_rows,
+) -> Losses:
     """Return the matrix of <v_i, v_j>, or refuse for an algorithm where an engine declines.
 
     It gives the vectors up to a rotation, so a federation that hides vectors declines.
     """
-    found = clients.inner_products(vectors, multiply_rows)
+    found = clients.inner_products(vectors, multiply)
     if isinstance(found, str):
         raise TypeError(
             f"{who} needs the inner products of the clients' updates, which "

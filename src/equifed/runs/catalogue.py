@@ -254,13 +254,16 @@ ALGORITHMS = {
         "Wang et al. 2020 (FedNova)"),
     "paced": Entry("equifed.algorithms.shelf.local_work:Paced",
         "any of these; local steps decay over the rounds"),
+    "centred-clipping": Entry("equifed.algorithms.shelf.centred_clipping:CentredClipping",
+        "FedAvg that dishonest clients hardly move; hard clients are not heard either",
+        "Karimireddy et al. 2021"),
     "guarded": Entry("equifed.algorithms.guard:Guarded",
         "any of these; bounds what a client gains by false claims"),
 }  # fmt: skip
 
 WRAPPERS = (
     "certified", "safeguarded", "scaled", "accelerated", "averaged", "remembering",
-    "server-optimised", "normalised", "paced", "guarded",
+    "server-optimised", "normalised", "paced", "centred-clipping", "guarded",
 )  # fmt: skip
 """Algorithms that add to another one, which they need."""
 

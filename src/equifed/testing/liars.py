@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Vector, Weights
@@ -115,6 +116,17 @@ class LyingClients(ClientsView):
             if isinstance(models, LyingVectors) and isinstance(moved.displacement, LyingVectors):
                 models.partner = moved.displacement
         return moved
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
+    ) -> Losses | str:
+        said = np.ones(len(self.index))
+        if isinstance(vectors, LyingVectors) and vectors.place is not None:
+            said[vectors.place] = vectors.factor
+        return super().inner_products(
+            vectors, lambda rows: multiply(rows * torch.as_tensor(said).to(rows)[:, None])
+        )
 
     def _place(self) -> int | None:
         """Return where the liar stands among those who take part."""
