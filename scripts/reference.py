@@ -22,9 +22,11 @@ import equifed
 from equifed.cli.data import list_settings, walk_settings
 from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
+from equifed.privacy.settings import Privacy
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import CHOSEN, RECORDS, Plain
 from equifed.runs.init import write_toml
+from equifed.runs.private import PRIVACY
 from equifed.runs.schema import settings
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +154,8 @@ def write_configuration() -> str:
     for key, record in RECORDS.items():
         about = (inspect.getdoc(record) or "").splitlines()[0]
         lines += [*_tabulate(f"`[{key}]`", list_record(record), about)]
+    rows = list(walk_settings(PRIVACY, Privacy, {}))
+    lines += _tabulate("`[privacy]`", rows, (inspect.getdoc(Privacy) or "").splitlines()[0])
     tables = {section: f"[{key}]" for key, (section, _) in CHOSEN.items()}
     for section, entries in SECTIONS.items():
         where = tables.get(section, "")

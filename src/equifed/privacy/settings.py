@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: F401 - of inherited settings
 from dataclasses import dataclass
 from typing import Any
 
 from equifed.data.federation import Federation
 from equifed.privacy.budget import Bounds
 from equifed.privacy.clients import PrivateClients
+from equifed.privacy.ledger import Unit  # noqa: F401
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ BEND = {"cross_entropy": 0.5, "binary_logistic": 0.25, "squared": 2.0}
 """Second derivative in the outputs, at most; Boehning's bound for softmax."""
 
 
-class Unanswered(TypeError):
+class Unanswered(ValueError):
     """A question about rows that no mechanism answers."""
 
 

@@ -27,6 +27,7 @@ from equifed.models.losses import outputs_for, resolve_loss, weigh_classes
 from equifed.runs import schema
 from equifed.runs.catalogue import SECTIONS, load_address
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
+from equifed.runs.private import build_private
 from equifed.runs.schema import ConfigError, Table
 from equifed.steps.automatic import with_measured_step
 from equifed.training.events import show_algorithm
@@ -141,11 +142,16 @@ def _build_engine(
     with schema.blame("model."):
         dimensions = len(data.input_shape)
         settle_own(module, loss, dimensions, shared.own, steps, shared.own_l2, shared.l2)
+    given: dict[str, Any] = {
+        "l2": shared.l2, "init": shared.resolve_init(config.model["name"]),
+        "penalise": shared.penalise, "dtype": getattr(torch, shared.dtype), "own": shared.own,
+        "own_l2": shared.own_l2, "own_steps": steps,
+    }  # fmt: skip
+    if config.privacy is not None:
+        return build_private(config.engine, config.privacy, data, module, loss, given)
     clients: Clients = schema.choose(
-        "engines", config.engine, "engine", data=data, model=module, loss=loss, l2=shared.l2,
-        init=shared.resolve_init(config.model["name"]), penalise=shared.penalise,
-        dtype=getattr(torch, shared.dtype), own=shared.own, own_l2=shared.own_l2, own_steps=steps,
-    )  # fmt: skip
+        "engines", config.engine, "engine", data=data, model=module, loss=loss, **given
+    )
     return clients
 
 
@@ -180,6 +186,9 @@ def measure_step(
         return table, algorithm
     if not isinstance(getattr(algorithm, "local", None), LocalSGD):
         raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
+    if clients.adds_noise():
+        why = "measuring it asks about rows, which has no share of the privacy budget"
+        raise ConfigError([f"algorithm.lr: {why}; give a number"])
     stream = Stream(seed)
     x = clients.initial(stream.at("initial"))
     try:  # training will name those who are missing

@@ -406,7 +406,7 @@ SECTIONS = {
     "engines": Section(
         "engine", lambda: ENGINES, code=False,
         given=("data", "model", "loss", "class_weights", "l2", "penalise", "dtype", "engine", "own",
-               "own_l2", "own_steps"),
+               "own_l2", "own_steps", "privacy"),
     ),
     "models": Section(
         "model", lambda: _listed("equifed.models.architectures:MODELS"),

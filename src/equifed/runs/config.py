@@ -22,8 +22,10 @@ from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.split import Holdout
+from equifed.privacy.settings import Privacy
 from equifed.runs import schema
 from equifed.runs.catalogue import SECTIONS, unknown
+from equifed.runs.private import PRIVACY, construct_privacy, resolve_privacy
 from equifed.runs.schema import Checker, ConfigError, Table, settings
 from equifed.training.files import StoredRun
 from equifed.training.final_model import GiveOut, SplitName, StopWhen
@@ -189,6 +191,7 @@ class RunConfig(Plain):
     stop: StopWhen = field(default_factory=StopWhen)
     missing: MissingPolicy = field(default_factory=MissingPolicy)
     guard: Guard = Guard("off")  # noqa: RUF009 - a frozen value
+    privacy: Privacy | None = None
     loaded_code: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
@@ -215,7 +218,9 @@ class RunConfig(Plain):
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
         """Check a table as a TOML file in ``base`` would hold it, and fill in the defaults."""
         checker = Checker(base, measures=True)
-        resolved = resolve(checker, table, (*settings(Plain), *CHOSEN, *RECORDS), guard="off")
+        resolved = resolve(
+            checker, table, (*settings(Plain), *CHOSEN, *RECORDS, "privacy"), guard="off"
+        )
         checker.raise_problems()
         if base is not None:
             _make_absolute(resolved["data"], base)
@@ -225,6 +230,9 @@ class RunConfig(Plain):
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
         plain = {key: getattr(self, key) for key in (*settings(Plain), *CHOSEN)}
         records = {key: schema.describe_fields(getattr(self, key)) for key in RECORDS}
+        if self.privacy is not None:
+            told = schema.describe_fields(self.privacy)
+            records["privacy"] = {key: value for key, value in told.items() if key in PRIVACY}
         return {key: value for key, value in plain.items() if value is not None} | records
 
     def to_toml(self) -> str:
@@ -249,6 +257,8 @@ def resolve(checker: Checker, table: Mapping[str, Any], known: Sequence[str], gu
     for key, record in RECORDS.items():
         if key in known:
             resolved[key] = checker.table(settings(record), table.get(key, {}), key)
+    if "privacy" in known and "privacy" in table:
+        resolve_privacy(checker, resolved, table)
     find_metrics(checker, resolved["evaluate"])
     return resolved
 
@@ -341,9 +351,14 @@ def construct_parts(resolved: Table) -> Table:
                     guard_algorithm(algorithm, guard)
         except ConfigError as error:
             problems += error.problems
+    if "privacy" in resolved and "" in made:
+        try:
+            made["privacy"] = construct_privacy(resolved["privacy"], made[""].rounds)
+        except ConfigError as error:
+            problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return {**vars(made[""]), **{key: made[key] for key in RECORDS}}
+    return {**vars(made[""]), **{key: made[key] for key in made if key in (*RECORDS, "privacy")}}
 
 
 def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgorithm:

@@ -10,6 +10,7 @@ from typing import Any
 
 from equifed.runs.catalogue import KINDS, SECTIONS
 from equifed.runs.config import CHOSEN, RECORDS, Plain
+from equifed.runs.private import PRIVACY
 from equifed.runs.schema import AUTO, BY_SIZE, NONE, Setting, Table, settings
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string"}
@@ -25,6 +26,7 @@ def make_schema() -> Table:
     plain: Table = {key: _value(setting) for key, setting in settings(Plain).items()}
     chosen: Table = {key: {"$ref": f"#/$defs/{section}"} for key, (section, _) in CHOSEN.items()}
     records = {key: _record(record) for key, record in RECORDS.items()}
+    records["privacy"] = _table(PRIVACY)
     records["guard"] = {"anyOf": [{"type": "string"}, records["guard"]]}
     chosen["engine"] = {"anyOf": [chosen["engine"], _table(settings(_load("engines", "auto")))]}
     tables = plain | chosen | records

@@ -1,0 +1,75 @@
+"""Runs under privacy from a configuration: what it says, refuses, and what a resume spends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.runs.test_resume import SAME, Dies
+
+from equifed.runs import run as runs
+from equifed.runs.build import build_run
+from equifed.runs.config import RunConfig
+from equifed.runs.schema import ConfigError
+from equifed.training import loop as training
+
+BUDGET = {"epsilon": 2.0, "rows": 2.0, "loss": 3.0}
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    return {
+        "rounds": 4,
+        "data": {"name": "fashion-three", "train": 12, "test": 6},
+        "model": {"name": "logistic", "l2": 1e-2},
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 2, "batch_size": "none"}},
+        "privacy": BUDGET,
+        **changes,
+    }
+
+
+def test_a_configuration_says_what_is_private_and_reads_back():
+    config = RunConfig.from_dict(table())
+    assert config.privacy is not None
+    assert (config.privacy.rounds, config.privacy.delta) == (4, 1e-5)
+    assert (config.evaluate.splits, config.with_alone) == (("test",), False)
+    again = RunConfig.from_dict(config.to_dict())
+    assert again.privacy == config.privacy
+    assert RunConfig.from_dict({k: v for k, v in table().items() if k != "privacy"}).privacy is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"privacy": {"epsilon": 1.0}}, "privacy.rows"),
+        ({"privacy": BUDGET | {"epsilon": -1.0}}, "epsilon"),
+        ({"privacy": BUDGET | {"rounds": 3}}, "privacy.rounds"),
+        ({"evaluate": {"splits": ["train"]}}, "evaluate.splits"),
+        ({"engine": {"name": "stacked"}}, "adds no noise"),
+        ({"model": {"name": "logistic", "own": "bias"}}, "Own parts"),
+        ({"algorithm": {"name": "afl", "local": {"lr": 0.1, "steps": 2}}}, "AFL asks"),
+        ({"algorithm": {"name": "fedavg", "local": {"steps": 2}}}, "algorithm.lr"),
+    ],
+)
+def test_what_cannot_be_private_is_refused(changes, told, tmp_path):
+    with pytest.raises((ConfigError, ValueError), match=told):
+        runs.run(RunConfig.from_dict(table(**changes)), tmp_path / "run")
+
+
+@pytest.mark.long
+def test_a_resumed_run_has_the_noise_and_the_price_of_an_uninterrupted_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    seen = []
+    monkeypatch.setattr(
+        runs, "build_run", lambda config: seen.append(build_run(config)) or seen[-1]
+    )
+    runs.run(RunConfig.from_dict(table()), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(RunConfig.from_dict(table()), tmp_path / "broken", callbacks=[Dies(2)])
+    runs.resume(tmp_path / "broken")
+    for name in SAME:
+        whole, broken = ((tmp_path / f / name).read_bytes() for f in ("whole", "broken"))
+        assert whole == broken, name
+    first, _, last = (run.clients.ledgers for run in seen)
+    for ledger, other in zip(first, last, strict=True):
+        assert ledger.entries == other.entries
+        assert ledger.spent == pytest.approx(2.0, rel=1e-9)
