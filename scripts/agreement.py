@@ -41,8 +41,10 @@ from equifed.steps.automatic import AutoSteps
 ROUNDS, ROUNDING, SMOOTHNESS = 12, 1e-9, 4.0
 BEFORE = "fair-newton" not in ALGORITHMS  # version 0.2
 JUDGED = ("safeguarded", "accelerated")  # wrappers of algorithms with step sizes
+REQUIRED = {"epsilon": 8.0, "rounds": ROUNDS, "clip": 1.0}  # what an algorithm has no default for
 MEASURED = "smoothness is measured by losses and lengths alone, which hidden sums let through"
 FOLLOWS = "the dual step follows the coupling where none is given"
+BOUNDED = "a guard bounds the product of a client's weight and length, not each"
 SMALL, LARGE = 2e-4, 0.3  # of what another smoothness changes in 12 rounds: convex, or a network
 BY_DESIGN = {
     "convex/scaff-pd, trained": (LARGE, f"{MEASURED}; 0.2 added Anderson's acceleration, too"),
@@ -56,11 +58,14 @@ BY_DESIGN = {
     "network/fair-newton*": (np.inf, "it refuses networks, where 0.2 ran SCAFF-PD"),
     "*/afl": (1.0, FOLLOWS),
     "*/afl, minibatches": (1.0, FOLLOWS),
+    "convex/guarded": (SMALL, BOUNDED),
+    "network/guarded": (LARGE, BOUNDED),
     "*/fedeba": (LARGE, "models are aligned as well, as in the paper"),
     "*/fedeba, minibatches": (LARGE, "models are aligned as well, as in the paper"),
 }
 """What is meant to differ since version 0.2: by how much at most, and why. The first match counts;
-what is compared with smoothness or dual step given, or without aligned models, does not differ."""
+what is compared with smoothness or dual step given, without aligned models or with a guard that
+only watches, does not differ."""
 
 
 def federation() -> ef.Federation:
@@ -90,13 +95,16 @@ def algorithms() -> dict[str, Any]:
         takes = inspect.signature(make).parameters
         required = {k for k, one in takes.items() if one.default is inspect.Parameter.empty}
         inner = ef.ScaffPD(fair, **plain) if name in JUDGED else ef.FedAvg()
-        first = {k: v for k, v in {"objective": fair, "algorithm": inner}.items() if k in required}
+        given = {"objective": fair, "algorithm": inner, **REQUIRED}
+        first = {k: v for k, v in given.items() if k in required}
         first |= plain if name == "scaff-pd" else {}
         out[name] = make(**first)
         if "local" in takes:
             out[f"{name}, minibatches"] = make(**first, local=LocalSGD(0.05, 5, batch_size=8))
         if name == "afl":
             out[f"{name}, given dual step"] = make(dual_step=0.08)
+        if name == "guarded":
+            out[f"{name}, watching"] = make(inner, ef.Guard("watch"))
         if "align_model" in takes:
             out[f"{name}, plain models"] = make(**first, align_model=False)
         elif name == "fedeba":
@@ -158,7 +166,7 @@ def compare(a: NDArray[Any] | None, b: NDArray[Any] | None) -> tuple[str, float]
 
 def meant(key: str) -> tuple[float, str]:
     """Return how much a comparison may differ, and why."""
-    exact = key.endswith(("given smoothness", "given dual step", "plain models"))
+    exact = key.endswith(("given smoothness", "given dual step", "plain models", "watching"))
     found = [why for name, why in BY_DESIGN.items() if fnmatch(key, name) and not exact]
     return found[0] if found else (ROUNDING, "")
 
