@@ -53,6 +53,9 @@ Ledger` counts the answers; one that would exceed the budget is refused.
     >>> import equifed as ef
     >>> privacy = ef.Privacy(epsilon=3.0, rows=8.0, loss=3.0, rounds=10)
     >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", privacy=privacy)
+    >>> history = ef.train(ef.Scaffold(), clients, rounds=10)
+    >>> [event["reason"] for event in history.events if event["event"] == "privacy"]
+    ['publish epsilon 3 at delta 1e-05 for every record; ... lists what was spent']
     """
 
     def make_clients(self, data: Federation, *given: Any, **named: Any) -> PrivateClients:
