@@ -23,19 +23,31 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom
+from torch import Tensor
 
+import equifed as ef
 from equifed.privacy.ledger import Entry, NoAccountant, compose
+from equifed.privacy.noise import StreamNoise
+from equifed.privacy.site import PrivateSite
 
 Array = NDArray[np.float64]
 EPSILONS = (1.0, 3.0, 8.0)
 DELTA = 1e-6
 CANARIES = 20_000
 LEVEL = 0.05
+LENGTH = 4.0
+"""Of the rows of clients that are audited."""
+ROUNDS = 4
+FEDAVG = ef.FedAvg(ef.LocalSGD(lr=0.01, steps=2))
+NEWTON = ef.FairNewton(ef.objectives.ChiSquare(1.0, scale=1.0))
 FEW = 0.05
 """Share of the canaries that the sharper guess is about; another one is about all."""
 
@@ -122,9 +134,58 @@ def audit(epsilon: float, seed: int, noise: bool, steps: int, q: float = 1.0) ->
     return bound_epsilon(coins, noised_gradients(coins, draw, sigma, steps, q), DELTA)
 
 
+class Listener:
+    """Hears every noised gradient of clients under privacy, beside the model it was asked at."""
+
+    def __init__(self, noise: bool, sites: int, rows: int) -> None:
+        self.noise, self.scores = noise, np.zeros((sites, rows))
+        self._ask, self._add, self._x = PrivateSite.mean_gradient, StreamNoise.add, torch.zeros(0)
+
+    def mean_gradient(self, site: PrivateSite, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return it, and remember at which model."""
+        self._x = x
+        return self._ask(site, x, rows)
+
+    def add(self, source: StreamNoise, value: Tensor, moved: float, sigma: float, *w: Any) -> Any:
+        """Return the noised answer, and add to the scores what it says of each row's label."""
+        told = self._add(source, value, moved, sigma, *w) if self.noise else value
+        if w[0] in ("gradients", "steps"):
+            m = self.scores.shape[1]
+            known = torch.sigmoid(LENGTH * self._x[:m] + self._x[m]) - 0.5  # of either label
+            site = int(source.stream.address[-1])
+            self.scores[site] += (LENGTH / m * known - told[:m]).double().numpy()
+        return told
+
+
+def audit_clients(
+    epsilon: float, seed: int, noise: bool, algorithm: Any, sites: int = 100, rows: int = 200
+) -> float:
+    """Return the lower bound of a run whose clients answer under privacy of records.
+
+    Each row of a site has a column of its own, and its label is the coin. The server hears all
+    answers, noised, and knows its models.
+    """
+    coins = np.random.default_rng(seed).choice([-1.0, 1.0], (sites, rows))
+    inputs = (LENGTH * np.eye(rows)).astype(np.float32)
+    data = ef.Federation.from_clients(
+        {f"site {i}": (inputs, (mine > 0).astype(np.int64)) for i, mine in enumerate(coins)}
+    )
+    privacy = ef.Privacy(epsilon=epsilon, rows=LENGTH, loss=2.0, rounds=ROUNDS, delta=DELTA)
+    clients = ef.simulate(data, "logistic", "logistic", privacy=privacy)
+    heard = Listener(noise, sites, rows)
+    with (
+        patch.object(PrivateSite, "mean_gradient", lambda *a: heard.mean_gradient(*a)),
+        patch.object(StreamNoise, "add", lambda *a: heard.add(*a)),
+    ):
+        ef.train(algorithm, clients, rounds=ROUNDS, seed=seed)
+    return bound_epsilon(coins.ravel(), heard.scores.ravel(), DELTA)
+
+
 AUDITS: dict[str, Callable[[float, int, bool], float]] = {
     "12 sums of all gradients": functools.partial(audit, steps=12),
     "60 sums of a fifth of them": functools.partial(audit, steps=60, q=0.2),
+    "FedAvg, 100 sites": functools.partial(audit_clients, algorithm=FEDAVG),
+    "FairNewton, 100 sites": functools.partial(audit_clients, algorithm=NEWTON),
 }
 
 
