@@ -162,12 +162,22 @@ def test_rows_are_evaluated_by_nobody():
         ef.simulate(draw_data(), "logistic", privacy=privacy, engine="stacked")
 
 
+def test_data_that_were_prepared_from_their_rows_are_refused_unless_that_is_public(tmp_path):
+    rows = [f"{'ab'[i % 2]},{20 + i},{'yes' if i % 3 else 'no'}" for i in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["site,age,ill", *rows]))
+    data = ef.Federation.from_table(tmp_path / "table.csv", client="site", target="ill")
+    assert data.preparation is not None
+    with pytest.raises(Unanswered, match="preparation='public'"):
+        make(data=data)
+    assert make(data=data, preparation="public").names == ("a", "b")
+
+
 PUBLIC = {
     "subset", "require_finite", "initial", "flatten", "parameters", "origin", "predictor", "group",
     "can_remember", "remembered", "remember", "inner_products", "hides_sums", "adds_noise",
     "expect", "names", "index", "sizes", "take_notes", "describe_own", "warn_of_own", 
     "remembers_own", "needs_all_samples", "own_parts", "with_own", "own_after", "own_parameters",
-    "evaluate_shared", "answer",
+    "evaluate_shared", "answer", "account",
 }  # fmt: skip
 """Of the model, of who takes part, of what was told before; own parts there are none."""
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import Literal, get_args
 
 from equifed.contract.settings import check_settings
 from equifed.privacy.ledger import Entry, Unit, check_delta, compose, mu_of
@@ -56,10 +56,12 @@ class Bounds:
     gradient: float | None = None
     shares: Mapping[str, float] | None = None
     most_rows: int = 1
+    preparation: Literal["refused", "public"] = "refused"
 
     def __post_init__(self) -> None:
         bounds = dict.fromkeys(("epsilon", "rows", "loss", "gradient"), "(0, inf)")
         check_settings(self, **bounds, rounds="[1, inf)", most_rows="[1, inf)", unit=get_args(Unit))
+        check_settings(self, preparation=("refused", "public"))
         check_delta(self.delta)
         for name in ("rounds", "most_rows"):
             if getattr(self, name) != int(getattr(self, name)):

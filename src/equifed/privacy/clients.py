@@ -49,6 +49,11 @@ class PrivateClients(LoopClients):
     ) -> None:  # fmt: skip
         if given.get("own") is not None:
             raise Unanswered("Own parts are functions of a client's rows; leave own=None.")
+        if data.preparation is not None and privacy.preparation == "refused":
+            raise Unanswered(
+                "These data were prepared with scales and categories that were read off their "
+                "rows, at no price; say Privacy(preparation='public') if they are no secret."
+            )
         super().__init__(data, model, loss, **given)
         PrivateSite.check(privacy, self.model)
         self.privacy = privacy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: F401 - of inherited settings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal  # noqa: F401
 
 from equifed.data.federation import Federation
 from equifed.privacy.budget import Bounds
@@ -47,6 +47,9 @@ Ledger` counts the answers; one that would exceed the budget is refused.
         Shares of mu^2 by kind: "moments", "losses", "gradients", "steps". Other kinds are refused.
     most_rows : int
         Rows that one person has at most; ``keep_together`` tells persons.
+    preparation : {"refused", "public"}
+        Scales, fill-ins and categories of a table are read off its rows, which nobody pays for:
+        such data are refused unless you declare what they were prepared with to be public.
 
     Examples
     --------
