@@ -1,5 +1,6 @@
 """Samples of several arrays give what the same model makes of rows that were joined by hand."""
 
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -154,6 +155,9 @@ def test_own_arguments_still_reach_the_trained_module():
     assert trained(**held).attentions is None and type(trained).__name__ == "Reader"
     make(Reader).load_state_dict(trained.state_dict())
     other = Federation.from_clients(take(("mask", "tokens")))  # a trained module goes on elsewhere
+    again = pickle.loads(pickle.dumps(trained))
+    rows = torch.as_tensor(Federation.from_clients(take()).train.inputs)
+    assert torch.equal(again(rows), trained(rows)) and type(again) is type(trained)
     plain = make(Reader)
     plain.load_state_dict(trained.state_dict())
     ends = [learn(other, module).parameters for module in (trained, plain)]
@@ -193,6 +197,19 @@ def test_exports_take_the_arrays(tmp_path, join):
     np.testing.assert_allclose(
         program(given).detach(), predictor.decision_function(x), rtol=1e-5, atol=1e-6
     )
+
+
+def test_own_parts_fitted_afterwards_and_models_of_their_own():
+    data = Federation.from_clients(take(), test=0.3)
+    history = learn(data, make(Reader, "dict"), own="bias", batch_size=None)
+    x, y = CLIENTS["west"]
+    new = history.predictor().for_new_client(x, y.tolist(), client="east")
+    assert new.predict(x, client="east").shape == y.shape
+    how = {"algorithm": ef.FedAvg(local=ef.LocalSGD(steps=3, lr=0.3)), "rounds": 1}
+    rows = Federation.from_clients(take(join=join_rows), test=0.3)
+    pairs = ((data, make(Reader, "object")), (rows, make(ByHand)))
+    found, wanted = (ef.alone(*pair, **how).losses for pair in pairs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
 def test_run_folders_keep_what_a_sample_is(tmp_path):

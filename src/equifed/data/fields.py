@@ -182,9 +182,14 @@ class Layout:
         """Read what :meth:`to_json` wrote; None where samples are one array."""
         if told is None:
             return None
-        fields = [Field(f["name"], tuple(map(int, f["shape"])), f["kind"]) for f in told["fields"]]
-        padding = Padding(**told["padding"]) if told["padding"] else None
-        return cls(tuple(fields), bool(told["named"]), padding)
+        try:
+            held = [
+                (str(f["name"]), tuple(map(int, f["shape"])), f["kind"]) for f in told["fields"]
+            ]
+            padding = Padding(**told["padding"]) if told["padding"] else None
+            return cls(tuple(Field(*one) for one in held), bool(told["named"]), padding)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no layout of samples: {error!r}") from error
 
 
 class Packed(NamedTuple):

@@ -53,6 +53,14 @@ class Adapted(nn.Module):
             return take_logits(inner(*parts.values()))
         return take_logits(inner(parts if self.equifed_layout.named else tuple(parts.values())))
 
+    @override
+    def __reduce__(self) -> Any:
+        """Copy and pickle the module itself: an adapted class has no name to find it by."""
+        kind: Any = type(self).__bases__[1]
+        plain = kind.__new__(kind)
+        plain.__dict__.update({k: v for k, v in vars(self).items() if not k.startswith("equifed_")})
+        return adapt, (plain, self.equifed_layout)
+
 
 class ByRow(nn.Module):
     """A program that takes the arrays of samples, called with rows."""
