@@ -23,6 +23,7 @@ app = typer.Typer(
 for command in (
     many.demo, fit.fit, run.run, run.resume, run.init, many.report, many.compare,
     model.predict, model.evaluate, model.personalise, model.export, model.evidence,
+    model.sign, model.verify,
     privacy.privacy,
 ):  # fmt: skip
     app.command()(command)

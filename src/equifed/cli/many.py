@@ -22,6 +22,7 @@ def report(
     baseline: terminal.Baseline = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow runs to their end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between.")] = 2.0,
+    signed_by: terminal.SignedBy = None,
     quiet: terminal.Quiet = False,
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""

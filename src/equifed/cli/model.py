@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import Json, Overwrite, Quiet, Trust, print_json
+from equifed.cli.terminal import Json, Key, Overwrite, Quiet, SignedBy, Trust, print_json
 
 if TYPE_CHECKING:
     from equifed.models.predictor import Predictor
@@ -35,6 +35,7 @@ def predict(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the table's columns.")] = False,
     personalised: Personalised = False,
     trust: Trust = False,
+    signed_by: SignedBy = None,
 ) -> None:
     """Predict for new rows: one line each, in order, the prediction and its probabilities.
 
@@ -104,6 +105,7 @@ def personalise(
     out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
     personalised: Personalised = False,
     trust: Trust = False,
+    signed_by: SignedBy = None,
     json: Json = False,
 ) -> None:
     """Fit an own part to every client after training, and show before and after on test samples.
@@ -159,8 +161,9 @@ def _fit_new_client(
 
 
 def evaluate(
-    run: RunOnly, rows: Rows, client: Client = None, trust: Trust = False, json: Json = False
-) -> None:
+    run: RunOnly, rows: Rows, client: Client = None, trust: Trust = False,
+    signed_by: SignedBy = None, json: Json = False,
+) -> None:  # fmt: skip
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
     from equifed.runs.load import evaluate as measure
 
@@ -200,6 +203,7 @@ def export(
     client: Annotated[str | None, typer.Option(help="Whose, of models with own parts.")] = None,
     personalised: Personalised = False,
     trust: Trust = False,
+    signed_by: SignedBy = None,
 ) -> None:
     """Write the model as files: weights, description, preparation; programs and card if asked."""
     from equifed.models.export import export as write
@@ -219,13 +223,44 @@ def evidence(
     run: RunOnly,
     out: Annotated[Path | None, typer.Option(help="Zip file to write; RUN-evidence.zip.")] = None,
     without_model: Annotated[bool, typer.Option("--without-model", help="Leave it out.")] = False,
+    key: Annotated[Path | None, typer.Option(help="Private key to sign the pack with.")] = None,
     overwrite: Overwrite = False,
     trust: Trust = False,
+    signed_by: SignedBy = None,
     quiet: Quiet = False,
 ) -> None:
     """Bundle a run for auditors: one zip with an index."""
     from equifed.runs.evidence import pack_evidence
 
-    path = pack_evidence(run, out, with_model=not without_model, overwrite=overwrite, trust=trust)
+    path = pack_evidence(
+        run, out, with_model=not without_model, overwrite=overwrite, trust=trust, key=key
+    )
     if not quiet:
         typer.echo(f"evidence: {path}")
+
+
+def sign(run: Run, key: Key) -> None:
+    """Sign a complete run, or an export, with your key: you vouch for every file of it.
+
+    Others give your public key to --signed-by of the commands that read the folder. What is written
+    into it later is not signed.
+    """
+    from equifed.training.signatures import sign_folder
+
+    typer.echo(f"signature: {sign_folder(run, key)}")
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(help="A run's folder, an export or an evidence pack.")],
+    signed_by: Annotated[Path, typer.Option(help="File of public keys, one on a line.")],
+) -> None:
+    """Say who signed a folder or an evidence pack; exit with 2 if none of the keys did."""
+    from equifed.training.files import StoredRun
+    from equifed.training.signatures import check_pack, check_signature
+    from equifed.training.signing import read_key_file
+
+    if path.is_dir():
+        name = check_signature(StoredRun(path), read_key_file(signed_by))
+    else:
+        name = check_pack(path, signed_by)
+    typer.echo(f"{path}: signed by {name}")

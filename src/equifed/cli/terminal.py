@@ -70,6 +70,25 @@ Trust = Annotated[
 ]
 
 
+def _require_signature(context: typer.Context, keys: Path | None) -> Path | None:
+    """Let the command open no folder that none of these keys has signed."""
+    if keys is not None:
+        from equifed.training.signatures import signed_by
+
+        context.with_resource(signed_by(keys))
+    return keys
+
+
+SignedBy = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_require_signature,
+        help="File of public keys: read no folder that none of them has signed (equifed sign).",
+    ),
+]
+Key = Annotated[Path, typer.Option(help="Private key to sign with, of equifed flower keys.")]
+
+
 # -- output -----------------------------------------------------------------------------------
 
 

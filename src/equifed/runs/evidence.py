@@ -25,11 +25,12 @@ from equifed.training import tables
 from equifed.training.files import RunFolderError, as_plain, digest, write_file
 from equifed.training.folder import is_complete, open_run_folder
 from equifed.training.history import History
+from equifed.training.signatures import SIGNATURE, SUMS, SUMS_SIGNATURE, sign_sums
 
 __all__ = ["pack_evidence"]
 
-README, CLIENT_TABLE, CERTIFICATE, VERSIONS, SUMS = (
-    "README.md", "clients.csv", "certificate.json", "versions.json", "SHA256SUMS"
+README, CLIENT_TABLE, CERTIFICATE, VERSIONS = (
+    "README.md", "clients.csv", "certificate.json", "versions.json"
 )  # fmt: skip
 FEDERATION = "flower.json"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of every file in the zip
@@ -68,9 +69,9 @@ LEFT = (
 
 def pack_evidence(
     folder: str | Path, out: str | Path | None = None, *, with_model: bool = True,
-    overwrite: bool = False, trust: bool = False,
+    overwrite: bool = False, trust: bool = False, key: str | Path | None = None,
 ) -> Path:  # fmt: skip
-    """Write the evidence pack of a complete run, and return its path."""
+    """Write the evidence pack of a complete run, signed if there is a key; return its path."""
     path = Path(folder)
     whole = path.absolute()
     target = Path(out) if out is not None else whole.with_name(f"{whole.name}-evidence.zip")
@@ -79,6 +80,8 @@ def pack_evidence(
     if target.exists() and not overwrite:
         raise RunFolderError(f"{target} already exists; give --overwrite, or another --out.")
     files = collect_evidence(path, with_model, trust)
+    if key is not None:
+        files[SUMS_SIGNATURE] = sign_sums(files[SUMS], key)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, _zip(files))
     return target
@@ -94,7 +97,9 @@ def collect_evidence(path: Path, with_model: bool, trust: bool) -> dict[str, byt
     history = History.load(path, model=False)
     left = () if with_model else (tables.MODEL, tables.OWN)
     names = [
-        n for n in (*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION) if n not in left
+        n
+        for n in (*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION, SIGNATURE)
+        if n not in left
     ]
     files = {f"run/{n}": run.read(n) for n in names if n in run}
     files |= _write_pages(path, trust)
@@ -155,8 +160,9 @@ def write_readme(history: History, files: dict[str, bytes]) -> str:
         f"{len(history.names)} clients, {len(history.rounds)} rounds of `{history.method}`, seed "
         f"{history.seed}; {served}; {show_text(proved)}.",
         "",
-        "Made by `equifed evidence`. `run/` is the run folder as it was written; the other files "
-        f"follow from it. Check them with `sha256sum -c {SUMS}`. It holds no samples.",
+        "Made by `equifed evidence`. `run/` is the run folder as it was written; the others follow "
+        f"from it. Check them with `sha256sum -c {SUMS}`, which shows damage; who vouches for "
+        "them, `equifed verify PACK --signed-by KEYS`, if they are signed. It holds no samples.",
         "",
         "Points are those of Annex IV of the EU AI Act (Regulation (EU) 2024/1689). This list "
         "helps to find things; it is no statement that the Act is complied with.",

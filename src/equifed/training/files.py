@@ -13,8 +13,9 @@ import time
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -60,18 +61,28 @@ def write_file(path: Path, content: bytes) -> None:
 # -- the gate: every read of a folder that somebody else may have made ---------------------------
 
 
+CHECK: ContextVar[Callable[[Any], object] | None] = ContextVar("check", default=None)
+"""What every folder must pass when it is opened: its signature, where one is asked for."""
+
+
 class StoredRun:
     """A folder that may come from somebody else, opened for reading.
 
     Opening it refuses links, and whatever else is no plain file, at any depth. What is read later
-    is compared with ``sums``, the checksums that were true when the folder was checked.
+    is compared with ``sums``, the checksums that were true when the folder was checked; of a signed
+    folder ``only`` what was signed is read.
     """
+
+    only: frozenset[str] | None = None
 
     def __init__(self, folder: str | Path) -> None:
         self.path, self.sums = Path(folder), dict[str, str]()
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path} is no folder; give the folder of a run.")
         refuse_links(self.path)
+        check = CHECK.get()
+        if check is not None:
+            check(self)
 
     def __truediv__(self, name: str) -> Path:
         """Return where a file is, to tell it."""
@@ -86,6 +97,8 @@ class StoredRun:
 
     def read(self, name: str, length: int = -1) -> bytes:
         """Return the content of a file, or its beginning."""
+        if self.only is not None and name not in self.only:
+            raise RunFolderError(f"{self / name} is not among the files that were signed.")
         with open_inside(self.path, name) as file:
             content = file.read(length)
         if length < 0 and self.sums.get(name, digest(content)) != digest(content):
