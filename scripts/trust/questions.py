@@ -56,6 +56,7 @@ APP: dict[str, Any] = {
         "steps": {"name": "constant", "primal": 0.4, "dual": 0.1},
     },
 }
+BUDGET = "[budget]\nepsilon = 3.0\nrows = 4.0\nloss = 3.0\n"
 OPERATOR, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 Vector = NDArray[np.float64]
 
@@ -128,11 +129,13 @@ class Server:
 
 @contextmanager
 def serve(
-    privacy: str = "secure", rounding: float = 0.0, anybody: bool = False, **changes: Any
-) -> Iterator[Server]:
+    privacy: str = "secure", rounding: float = 0.0, anybody: bool = False, policy: str = "",
+    **changes: Any,
+) -> Iterator[Server]:  # fmt: skip
     """Set up sites with an operator in their policy, and a server with a plan for them.
 
-    Sites that answer ``anybody`` list none, and are started with ``--any-operator``.
+    Sites that answer ``anybody`` list none, and are started with ``--any-operator``; ``policy`` is
+    what else their policies say.
     """
     app = {**APP, "guard": {"mode": "on", "rounding": rounding}, **changes}
     config = AppConfig.from_dict(app)
@@ -141,9 +144,9 @@ def serve(
         root = Path(folder)
         public = public_of(OPERATOR, "anna")
         listed = "" if anybody else f'operators = ["{public.line} anna"]\n'
-        (root / "policy.toml").write_text(listed)
-        policy = str(root / "policy.toml")
-        grid = memory_grid(federation, config.build_task(), root / "memory", policy=policy)
+        (root / "policy.toml").write_text(listed + policy)
+        path = str(root / "policy.toml")
+        grid = memory_grid(federation, config.build_task(), root / "memory", policy=path)
         plan = make_plan(config, FederationSettings(4, privacy=privacy))  # type: ignore[arg-type]
         yield Server(grid, plan, federation, anybody)
 
@@ -445,6 +448,15 @@ def measure_gradient(server: Server, step: float) -> tuple[int, float]:
     return server.answered, float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
 
 
+def average_gradients(server: Server) -> float:
+    """Return the relative error of the mean of all gradients that are sent, at one model."""
+    x = agree(server)
+    replies = [server.gradient(x, 1 + k) for k in range(ROUNDS)]
+    found = np.mean([r.arrays["gradient"] for r in replies if not r.error], axis=0)
+    truth = true_gradient(server, x)
+    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+
+
 def true_gradient(server: Server, x: Vector, site: int = VICTIM) -> Vector:
     """Return a site's gradient, in two rows of weights and two intercepts."""
     inputs, labels = rows_of(server, site)
@@ -496,12 +508,19 @@ def measure_row(server: Server, length: float) -> tuple[int, float]:
     start = above(w, high)
     one = (above(w, high + h) - start) / h
     found = np.array([(above(w + h * ones[k], high) - start) / h for k in range(f)])
-    if not one:
-        return server.answered, float("inf")
-    distances = np.linalg.norm(inputs - found / one, axis=1)
+    return server.answered, measure_guess(inputs, found / one) if one else float("inf")
+
+
+def measure_guess(inputs: Vector, guess: Vector) -> float:
+    """Return how far a guess is from the nearest row, in distances of the median row from that."""
+    distances = np.linalg.norm(inputs - guess, axis=1)
     nearest = int(distances.argmin())
-    median = float(np.median(np.linalg.norm(inputs - inputs[nearest], axis=1)))
-    return server.answered, float(distances[nearest] / median)
+    return float(distances[nearest] / np.median(np.linalg.norm(inputs - inputs[nearest], axis=1)))
+
+
+def guess_blindly(server: Server) -> float:
+    """Return the same of a guess that asks nothing: the mean of all hospitals, which is zero."""
+    return measure_guess(rows_of(server)[0], np.zeros(server.features))
 
 
 def measure() -> None:
@@ -518,6 +537,18 @@ def measure() -> None:
                 rows.append(measure_row(server, length)[1])
         rounded = f"{rounding:g}" if rounding else "not"
         print(f"| {privacy} | {rounded} | {used} | {gradient:.1e} | {min(rows):.1e} |", flush=True)
+    for privacy in ("none", "secure"):
+        changes: dict[str, Any] = {"policy": BUDGET, "evaluate": {"splits": []}}
+        with serve(privacy, **changes) as server:
+            used, gradient = measure_gradient(server, 1.0)
+        if privacy == "none":
+            with serve(privacy, **changes) as server:
+                gradient = min(gradient, average_gradients(server))
+        rows = []
+        for length in (6.0, 9.0, 12.0):
+            with serve(privacy, **changes) as server:
+                rows.append(measure_row(server, length)[1])
+        print(f"| {privacy} | epsilon 3 | {used} | {gradient:.1e} | {min(rows):.1e} |", flush=True)
 
 
 def main() -> int:

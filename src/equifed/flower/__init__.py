@@ -14,6 +14,7 @@
 ``wire``                    requests and replies, and how they become Flower records
 ``client``, ``worker``      a ready ``ClientApp``; one client at one request
 ``node``, ``fleet``         a site's own node; its connection to the SuperLink and its audit log
+``budget``                  noise and a ledger, where a site's policy has a privacy budget
 ``site``                    what a site runs, gives and allows (its policy)
 ``flwr_private``            every name that is private to flwr, and whether it changed
 ``task``, ``memory``        the model that both sides build; the files of what a client keeps

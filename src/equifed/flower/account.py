@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from equifed.flower.budget import Refused
 from equifed.flower.memory import Memory, slug, write_private
 from equifed.flower.plan import PURPOSE, Plan, find_other, read_plan
-from equifed.flower.site import Policy, Refused
+from equifed.flower.site import Policy
 from equifed.flower.wire import Request, digest_model, find_round
 from equifed.training.signing import KeyProblem, PublicKey, find_signer
 
@@ -170,6 +171,8 @@ def accept_plan(
     changed = bool(kept) and kept["digest"] != plan.digest
     if changed and not plan.extends(read_plan(str(kept["text"]))):
         raise Refused("the plan of this run was changed after the site had agreed to it")
+    if policy.budget is not None and not kept:
+        policy.budget.check_plan(plan, samples, root, name)
     state = _read_state(place)
     if not kept and state.get("state") == "used":
         raise Refused("this site deleted what it knew of this run; start a new one")

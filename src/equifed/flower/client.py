@@ -22,13 +22,13 @@ from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.flower.account import Waiting
+from equifed.flower.budget import Refused
 from equifed.flower.memory import LostPart
 from equifed.flower.secure.masking import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
 from equifed.flower.site import (
     Policy,
-    Refused,
     SiteData,
     find_memory,
     name_site,
@@ -38,6 +38,8 @@ from equifed.flower.site import (
 from equifed.flower.task import Task
 from equifed.flower.wire import VERBS, Reply, Request, WireError
 from equifed.flower.worker import Client, Stale, Worker
+from equifed.privacy.ledger import NoAccountant, OverBudget
+from equifed.privacy.site import Unanswered
 
 LOADED = 64
 """Clients that one process keeps: a simulation runs many nodes in one."""
@@ -140,6 +142,9 @@ OURS: dict[type[Exception], str] = {
     LostPart: "stale",
     SecureError: "refused",
     Refused: "refused",
+    OverBudget: "refused",
+    Unanswered: "refused",
+    NoAccountant: "refused",
     Waiting: "waiting",
     WireError: "request",
     RangeError: "request",

@@ -88,6 +88,8 @@ class Hello:
     table: TableTold | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What the others should know: rules of its policy, columns on another scale."""
+    noised: bool = False
+    """Whether its answers carry noise for privacy."""
     signed: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """All that it said, with its signature."""
 
@@ -105,6 +107,7 @@ class Hello:
                 str(n["model"]),
                 TableTold.from_dict(n["table"]) if n.get("table") else None,
                 tuple(str(note)[:300] for note in n.get("notes", [])[:20]),
+                n.get("noised") is True,
                 n,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):

@@ -36,6 +36,7 @@ from equifed.flower.secure.ledger import Sum
 from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import Reply, WireError, expect_number, expect_vector
 from equifed.models.curvature import check_sum_weights, known_curvature
+from equifed.privacy.clients import NOISED
 
 FAR = 1e6
 """A trace so many times that of the median client is nobody's curvature."""
@@ -161,6 +162,10 @@ class FlowerQuestions(Messenger):
         told = self.members.engine.describe_own()
         return None if told is None else f"{told}, which stay at the sites"
 
+    def adds_noise(self) -> bool:
+        """Tell whether answers of any site carry noise for privacy."""
+        return any(hello.noised for hello in self.members.hellos)
+
     def warn_of_own(self) -> str | None:
         """Return None: which classes a site has is not known here."""
         return None
@@ -168,6 +173,8 @@ class FlowerQuestions(Messenger):
     def inexactness(self, x: Vector) -> Inexactness | str | None:
         """Return how far answers at x may be off, as the sites said with their gradients."""
         engine = self.members.engine
+        if self.adds_noise():
+            return NOISED
         if engine.own is None:
             return None
         if engine.remembers_own():

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from equifed.contract.local import LocalSGD, LocalWork
 from equifed.data.site_table import SiteTable, TableSettings
 from equifed.data.split import DataError
+from equifed.flower.budget import Budget, Refused
 from equifed.flower.memory import find_root
 from equifed.flower.task import Schema, shorten_names
-from equifed.runs.schema import Checker, ConfigError, settings
+from equifed.runs.schema import Checker, ConfigError, construct, settings
 from equifed.training.signing import KeyProblem, PublicKey, read_keys
 
 
@@ -211,10 +212,6 @@ Privacy = Literal["none", "secure"]
 """How much of its vectors a client shows: all, or nothing but sums."""
 
 
-class Refused(Exception):
-    """The site does not do this; says in our own words which of its rules is against it."""
-
-
 def check_privacy(level: object) -> None:
     """Refuse what is no level of privacy; "sums" was one until version 0.2."""
     if level == "sums":
@@ -241,6 +238,7 @@ class Policy:
     show_by_name: bool = True  # whether means, gaps and label shares are shown under its name
     operators: tuple[str, ...] = ()  # public keys of those whose runs it answers; none: anybody's
     approve: Literal["listed", "ask"] = "listed"  # "ask": each plan waits for the site's people
+    budget: Budget | None = None  # what its rows may tell over all runs
 
     def __post_init__(self) -> None:
         check_privacy(self.privacy)
@@ -252,6 +250,8 @@ class Policy:
             raise ConfigError([f"approve must be 'listed' or 'ask', got {self.approve!r}"])
         if self.approve == "ask" and not self.operators:
             raise ConfigError(["approve = 'ask' needs operators, whose plans are to be approved"])
+        if self.budget is not None and not self.operators:
+            raise ConfigError(["[budget] needs operators, whose plans say what is asked how often"])
         try:
             _ = self.operator_keys
         except KeyProblem as error:
@@ -270,7 +270,8 @@ class Policy:
             checker = Checker()
             values = checker.table(settings(Policy), table, "")
             checker.raise_problems()
-            return cls(**{**values, "operators": tuple(values["operators"])})
+            policy: Policy = construct(cls, values, "")
+            return replace(policy, operators=tuple(policy.operators))
         except OSError as error:
             raise SiteError(f"The policy {path} cannot be read ({error.strerror}).") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, ConfigError) as error:
@@ -326,7 +327,7 @@ class Policy:
 
     def describe(self) -> list[str]:
         """Return what the others should know of it, in sentences."""
-        told = []
+        told = [] if self.budget is None else [self.budget.describe()]
         if self.clip is not None:
             told.append(f"shortens gradients and updates to length {self.clip:g}")
         if self.max_seconds is not None:

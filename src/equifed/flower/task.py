@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
 from equifed.models.flat import Penalise
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss, weigh_classes
+from equifed.privacy.budget import Bounds
+from equifed.privacy.clients import PrivateClients
 
 PACKAGES = ("equifed", "flwr", "torch", "numpy")
 """Whose versions server and clients compare."""
@@ -30,6 +32,8 @@ LARGEST_SAMPLE = 1 << 26
 
 LARGEST_NAMES = 200_000
 """Characters of all names of features that a client tells."""
+
+Built = TypeVar("Built", bound=LoopClients)
 
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Maps the shape of one sample and the number of outputs to a module."""
@@ -133,6 +137,13 @@ class Task:
 
     def build_engine(self, federation: Federation, position: int = 0) -> OneClient:
         """Return the engine of one client, with the randomness of its position."""
+        return self._build(OneClient, federation, at=position)
+
+    def build_private(self, federation: Federation, privacy: Bounds) -> PrivateClients:
+        """Return the engine of one client whose answers carry noise."""
+        return self._build(PrivateClients, federation, privacy=privacy)
+
+    def _build(self, kind: Callable[..., Built], federation: Federation, **more: Any) -> Built:
         module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
         dtype = getattr(torch, self.dtype)
         given: dict[str, Any] = {"l2": self.l2, "penalise": self.penalise, "dtype": dtype}
@@ -142,7 +153,7 @@ class Task:
         if self.class_weights is not None:
             base = loss_by_name(resolve_loss(self.loss, federation.classes))
             loss = weigh_classes(base, self.class_weights, federation)
-        return OneClient(federation, module, loss, **given, init=self.init, at=position)
+        return kind(federation, module, loss, **given, init=self.init, **more)
 
     def fingerprint(self, engine: OneClient) -> str:
         """Return a digest of everything about the model that both sides must share."""

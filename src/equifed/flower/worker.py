@@ -31,11 +31,12 @@ from equifed.data.site_table import find_stretched
 from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
-from equifed.flower.account import Account, accept_plan, name_common
+from equifed.flower.account import Account, accept_plan, list_questions, name_common
+from equifed.flower.budget import FREE, PAID, Refused, refuse
 from equifed.flower.matrices import pack_blocks, read_metric
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.secure.masking import Identity, Masking, Signer
-from equifed.flower.site import Policy, Refused, SiteData
+from equifed.flower.site import Policy, SiteData
 from equifed.flower.statistics import describe_arrays, describe_table, find_far
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
 from equifed.flower.wire import (
@@ -146,7 +147,11 @@ class Worker:
 
     @cached_property
     def engine(self) -> OneClient:
-        """The library's own engine on these samples."""
+        """The library's own engine on these samples; under a budget one that adds noise."""
+        client, budget = self.client, self.policy.budget
+        if budget is not None and self.account is not None:
+            given = self.account.plan, client.root, client.name
+            return budget.build_engine(self.task, self.federation, *given)
         return self.client.build_engine(self.federation, max(self.request.client, 0))
 
     def answer(self) -> Reply:
@@ -161,12 +166,32 @@ class Worker:
             self._bind_own_part(self.round if verb.own_part == "before" else after)
         if verb.masks:
             reply = self.request.reply(self._masking().take_step(op))
-        else:
+        elif self.policy.budget is None:
             reply = getattr(self, op)()
+        else:
+            reply = self._answer_with_noise(op)
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
-        # Everything that a site tells leaves here, whatever carries it: what is to be charged to a
-        # budget, or refused because it is spent, belongs to these lines.
         return replace(reply, numbers={**reply.numbers, "unusual": unusual}) if unusual else reply
+
+    def _answer_with_noise(self, op: str) -> Reply:
+        """Answer under a budget: what was told before is told again, for nothing."""
+        if op not in (*PAID, *FREE):
+            refuse(op)
+        if op == "bounds":
+            return self.request.reply({})
+        if op == "hello" and isinstance(self.client.data, SiteData):
+            refuse("a table's columns and labels")
+        if op in PAID:
+            (asked, *_) = list_questions(self.request, self.memory)
+            told = self.memory.read_record("told").get(asked.digest, {})
+            found = {k: self.memory.get(f"{told['tag']}/{k}") for k in told.get("parts", ())}
+            rows = {k: row for k, row in found.items() if row is not None}
+            if len(rows) < len(found):
+                raise Refused(f"{asked.step!r:.80} was answered, and the answer is gone")
+            if told:
+                parts = {k: DenseVectors(self._tensor(row)[None]) for k, row in rows.items()}
+                return self._keep(told["numbers"], parts)
+        return getattr(self, op)()  # type: ignore[no-any-return]
 
     def _hold_against_plan(self, account: Account) -> list[str]:
         """Refuse what the plan does not have; return what is unusual."""
@@ -185,6 +210,7 @@ class Worker:
         """Return this client's loss as it may leave: rounded where sums are hidden."""
         plan = None if self.account is None else self.account.plan
         hidden = plan is not None and plan.privacy == "secure"
+        losses = losses if self.policy.budget is None else np.maximum(losses, 0.0)
         return float(round_losses(losses, plan.rounding if plan and hidden else 0.0)[0])
 
     # -- before the first round -------------------------------------------------------------------
@@ -216,6 +242,7 @@ class Worker:
                 notes += find_far(client.data.table, self._take_once("totals"))
         schema, model = Schema.of(self.federation).to_dict(), self.task.fingerprint(self.engine)
         whole = {**about, "schema": schema, "model": model, "notes": notes}
+        whole["noised"] = self.policy.budget is not None
         return self.request.reply(self._signer().sign("hello", whole))
 
     def prepare(self) -> Reply:
@@ -253,7 +280,7 @@ class Worker:
     def losses(self) -> Reply:
         """Return f_i(x)."""
         losses = self.engine.losses(self._sent("x"), self._stream(), self.args["batch_size"])
-        return self.request.reply({"loss": self._round_losses(losses)})
+        return self._keep({"loss": self._round_losses(losses)}, {})
 
     def gradient(self) -> Reply:
         """Return f_i(x), and keep the gradient or also send it."""
@@ -429,10 +456,15 @@ class Worker:
         about = name_common(self.request)
         for name, row in rows.items():
             self.memory.put(f"{self.request.tag}/{name}", row, self.round, model, about)
-        if self.args["give"]:
+        if self.policy.budget is not None:
+            (asked, *_) = list_questions(self.request, self.memory)
+            entry = {"tag": self.request.tag, "parts": list(rows), "numbers": numbers}
+            told = {**self.memory.read_record("told"), asked.digest: entry}
+            self.memory.write_record("told", told)
+        if rows and self.args["give"]:
             self.policy.allow_clear()
             return self.request.reply(numbers, rows)
-        if "mask" in self.args:
+        if rows and "mask" in self.args:
             kind = str(self.args["mask"]["part"])
             masked = self._masking().mask(rows[kind], kind, model, self.round, about)
             return self.request.reply(numbers, {"masked": masked})

@@ -27,7 +27,7 @@ from equifed.models.curvature import check_sum_weights, find_places
 from equifed.models.losses import SampleLoss
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Ledger
-from equifed.privacy.noise import StreamNoise
+from equifed.privacy.noise import Noise, StreamNoise
 from equifed.privacy.questions import count_questions
 from equifed.privacy.site import BEND, PrivateSite, Unanswered, linear_loss
 
@@ -106,6 +106,11 @@ class PrivateClients(LoopClients):
                 told = 0 if kind == "moments" else count * done // self.privacy.rounds
                 if told:
                     site.enter(kind, *site.price(kind), told)
+
+    def answer_as(self, ledger: Ledger, noise: Noise, planned: Planned) -> None:
+        """Let the only client answer at a real site: with its own ledger, noise and plan."""
+        given = self.model, self._inputs, self._targets, noise, planned
+        self.ledgers, self._sites = [ledger], [PrivateSite(self.privacy, ledger, *given)]
 
     def describe_privacy(self) -> str:
         """Say what is protected, by what budget, and how it is split."""
