@@ -25,6 +25,7 @@ from equifed.report.charts import colour, draw_figures, draw_frontier
 from equifed.report.document import Report, build, describe_own_part
 from equifed.report.methods import TIMES, as_methods, capital, find_note, join_names, plural
 from equifed.report.numbers import LABELS
+from equifed.report.privacy import describe_budget, describe_privacy, read_budget
 from equifed.training.files import write_file
 from equifed.training.history import History
 
@@ -153,6 +154,7 @@ def render(report: Report, refresh: float | None = None) -> str:
         data=tables.pack_clients(report),
         glossary=text.list_glossary(report),
         clients_csv=tables.write_clients_csv(report),
+        privacy=describe_privacy(report.methods),
         runs=tables.collect_facts(report, report.methods),
         events=tables.list_events(events, EVENTS),
         **parts,
@@ -321,6 +323,9 @@ def _list_limits(history: History) -> list[str]:
         if split == "train":
             lines.append("- Measured on training samples alone: expect worse on new ones.")
     lines += [f"- {plain(sentence)}" for sentence in history.summary()["warnings"]]
+    budget = read_budget(history)
+    if budget is not None:
+        lines.append(f"- Differential privacy: {describe_budget(budget)}")
     lines.append(
         "- Nothing is known about clients that took no part, about rows unlike those of training, "
         "and about groups inside clients. `equifed evaluate` measures new labelled rows."

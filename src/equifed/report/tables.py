@@ -299,7 +299,12 @@ def list_events(events: Sequence[dict[str, Any]], columns: Sequence[str]) -> dic
     if not events:
         return None
     known = ("event", "round", "client", "reason", "time", "seed", "method")
-    apart = ("given_out", "gains", "one_class")  # the reason says it, or the table of clients
+    apart = (
+        "given_out",
+        "gains",
+        "one_class",
+        "ledgers",
+    )  # the reason says it, or the table of clients
     rows = []
     for event in events:
         row = {k: "" if event.get(k) is None else str(event[k]) for k in known}
