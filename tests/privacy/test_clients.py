@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tests.problems import classification
+from tests.problems import classification, regression
 
 import equifed as ef
 from equifed.contract import Clients, LocalSGD, Stream
@@ -58,6 +58,25 @@ def test_a_run_spends_its_budget_and_no_more(name):
     assert not any("gap" in record.numbers for record in history.rounds)
     with pytest.raises((OverBudget, TrainingError), match="budget"):
         ef.train(ALGORITHMS[name], clients, rounds=1, progress=False)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_squared_losses_tell_their_moments_and_nothing_else(name):
+    data = regression(sizes=(30, 20, 25))
+    found = []
+    for epsilon in (1.0, 1e12):
+        privacy = ef.Privacy(epsilon, rows=6.0, loss=100.0, rounds=ROUNDS)
+        clients = ef.simulate(data, "linear", l2=1e-2, dtype=torch.float64, privacy=privacy)
+        history = ef.train(ALGORITHMS[name], clients, rounds=ROUNDS, progress=False)
+        found.append(history.parameters)
+        for ledger in clients.ledgers:
+            assert [(entry.kind, entry.steps) for entry in ledger.entries] == [("moments", 1)]
+            assert ledger.spent == pytest.approx(epsilon, rel=1e-6)
+    if name == "FairNewton average":
+        clients = ef.simulate(data, "linear", l2=1e-2, dtype=torch.float64)
+        wanted = ef.train(ALGORITHMS[name], clients, rounds=ROUNDS, progress=False).parameters
+        for key, one in found[1].items():
+            assert torch.allclose(one, wanted[key], atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["FairNewton", "ScaffPD", "FedAvg"])

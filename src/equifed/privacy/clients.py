@@ -78,6 +78,8 @@ class PrivateClients(LoopClients):
                 f"Privacy(rounds={rounds})."
             )
         plan = count_questions(algorithm, privacy.rounds, self._sizes)
+        if linear_loss(self.model) == "squared":  # all follows from moments
+            plan = [Planned(moments=1)] * len(plan)
         if any(one.steps for one in plan) and isinstance(self.curvature(), str):
             self._refuse_measuring(algorithm)
         self._sites.clear()
