@@ -102,6 +102,7 @@ FORMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("own", [None, "head", "norm"])
 def test_engines_learn_what_joined_rows_teach(engine, own):
@@ -176,6 +177,7 @@ def test_every_whole_number_survives_and_other_precisions_are_refused():
         ef.simulate(Federation.from_clients(take()), make(Reader), dtype=torch.bfloat16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("join", [None, lambda x: tuple(x.values())], ids=["dict", "tuple"])
 def test_exports_take_the_arrays(tmp_path, join):
     clients = take(join=join)
@@ -298,6 +300,23 @@ def test_what_cannot_be_told_or_called_is_refused():
         predictor.predict({"tokens": X["tokens"], "mask": X["mask"]})
 
 
+def test_a_token_without_an_embedding_is_named_before_training():
+    clients = take(("mask", "tokens"))
+    held = {**clients["west"][0], "tokens": clients["west"][0]["tokens"].copy()}
+    held["tokens"][5, 2] = WORDS + 30
+    message = "Client west: {} tokens hold 42, which the model has no place for .*more rows"
+    for engine in ("loop", "stacked"):
+        with pytest.raises(ValueError, match=message.format("train")):
+            odd = {**clients, "west": (held, clients["west"][1])}
+            ef.simulate(Federation.from_clients(odd), make(Reader), engine=engine)
+        with pytest.raises(ValueError, match=message.format("test")):
+            test = {"west": (held, clients["west"][1])}
+            ef.simulate(Federation.from_clients(clients, test=test), make(Reader), engine=engine)
+    rows = {"west": (join_rows(held), clients["west"][1])}
+    with pytest.raises(ValueError, match="Client west: train tokens hold 42, which"):
+        ef.simulate(Federation.from_clients(rows, tokens=True), make(ByHand))
+
+
 def _takes(arguments):
     names = {}
     exec(f"def forward(self, {arguments}): return None", names)
@@ -347,6 +366,7 @@ class Classifier(nn.Module):
         return SimpleNamespace(loss=None, logits=self.classifier(h.mean(1)))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of the package datasets
 def test_the_snippet_for_hugging_face_runs(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="pip install datasets")

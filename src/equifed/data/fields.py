@@ -7,7 +7,7 @@ they may reach 2^24 only, up to where float32 has every whole number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -123,15 +123,19 @@ class Layout:
         """Numbers per row."""
         return sum(prod(one.shape) for one in self.fields)
 
+    def spans(self) -> Iterator[tuple[Field, slice]]:
+        """Yield every array and where it lies in a row."""
+        start = 0
+        for one in self.fields:
+            yield one, slice(start, start := start + prod(one.shape))
+
     def unpack(self, rows: Any) -> dict[str, Any]:
         """Return the arrays that rows hold, a tensor, by name."""
-        out, start = {}, 0
-        for one in self.fields:
-            end = start + prod(one.shape)
-            part = rows[:, start:end].reshape(len(rows), *one.shape)
+        out = {}
+        for one, span in self.spans():
+            part = rows[:, span].reshape(len(rows), *one.shape)
             whole = part if one.kind == KINDS["f"] else part.long()
             out[one.name] = whole.bool() if one.kind == KINDS["b"] else whole
-            start = end
         return out
 
     def pack(self, given: Any) -> Array:

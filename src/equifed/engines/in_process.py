@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetri
 from equifed.contract.local import LocalSGD, LocalWork, OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.data.fields import KINDS, Field, Layout
+from equifed.data.split import TOKENS
 from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients, describe_data, describe_samples
 from equifed.engines.evaluate import FederationEvaluator, measure_scales
 from equifed.engines.ordered_sums import (
@@ -98,6 +101,7 @@ class InProcessClients(TorchClients):
                 "penalise='weights' leaves shared biases free, which models with own parameters "
                 "cannot; make the biases own parameters, too, or give penalise='all'."
             )
+        self._try_largest(data)
         self._evaluator = FederationEvaluator(data, self.model)
         start = self.model.flatten_all(module)[self.model.size :]
         self.own_rows = OwnRows(start.repeat(len(self.names), 1))
@@ -114,6 +118,32 @@ class InProcessClients(TorchClients):
                 f"Client {show_text(client)}: training {what} hold numbers beyond the largest of "
                 f"{values.dtype}; scale them, or say dtype=torch.float64."
             )
+
+    def _try_largest(self, data: Federation) -> None:
+        """Refuse tokens that the model has no embedding for: samples with the largest are tried.
+
+        Not on a GPU, which would answer nothing more after it.
+        """
+        plain = Layout((Field("tokens", data.input_shape, KINDS["i"]),))
+        layout = plain if data.train.inputs.dtype == TOKENS else None
+        spans = list((data.layout or layout or Layout(())).spans())
+        x, dtype = self.model.flatten_all(self.model.module), self.model.dtype
+        if self.model.device.type != "cpu":
+            return
+        for (label, split), (one, span) in product(data.splits().items(), spans):
+            rows = split.inputs.reshape(len(split), -1)[:, span]
+            if one.kind != KINDS["i"] or not len(rows):
+                continue
+            k = int(rows.max(axis=1).argmax())
+            try:
+                with torch.no_grad():
+                    self.model.outputs(x, as_data(split.inputs[k : k + 1], dtype, "cpu"))
+            except IndexError as error:
+                raise ValueError(
+                    f"Client {show_text(self.names[split.owners()[k]])}: {label} {one.name} hold "
+                    f"{int(rows[k].max())}, which the model has no place for ({error}); its "
+                    "nn.Embedding needs more rows than that number."
+                ) from None
 
     def inputs_of(self, client: int) -> Tensor:
         """Return the training inputs of a client of the federation."""

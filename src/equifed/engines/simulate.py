@@ -87,10 +87,12 @@ def simulate(
         The clients' data; training uses its ``train`` split.
     model : torch.nn.Module or str
         A module, or the name of one (``equifed list models``). Parameters with
-        ``requires_grad=False`` stay as they are and are not sent.
+        ``requires_grad=False`` stay as they are and are not sent. Where a sample consists of
+        several arrays, ``forward`` gets them by name or in order.
     loss : callable or str
         Per-sample loss of (outputs, targets), or its name (``equifed list losses``); ``"auto"`` is
-        cross-entropy for classes and squared for numbers.
+        cross-entropy for classes and squared for numbers. Outputs are the tensor that the module
+        returns, or ``logits`` of a dict or an object.
     engine : {"auto", "stacked", "loop"}
         ``"stacked"`` moves many clients at once, ``"loop"`` gives each of them a core; ``"auto"``
         is stacked for fully connected models and else whichever takes less time for a few

@@ -126,7 +126,7 @@ class Predictor:
         Parameters
         ----------
         rows : DataFrame, mapping of columns, path or array
-            The samples.
+            The samples; a mapping or tuple of arrays where they consist of several.
         client : str or sequence of str, optional
             Whose rows they are: of all, or one by one; it matters where clients have own parts or
             scales of their own. By default the table's client column says it.
