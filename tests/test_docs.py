@@ -142,10 +142,9 @@ def test_the_guide_to_own_parts_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert "proved to be within" in capsys.readouterr().out
 
 
-# -- section 5 of docs/mathematics.md: the rule of automatic step sizes ----------------------------
+# -- docs/theory/step-sizes.md: the rule of automatic step sizes -----------------------------------
 
-SECTION = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
-SECTION = SECTION[SECTION.index("## 5.") : SECTION.index("## 6.")]
+SECTION = (ROOT / "docs" / "theory" / "step-sizes.md").read_text(encoding="utf-8")
 CONSTANTS = {
     name: float(value) for name, value in re.findall(r"\| `(\w+)` \| ([\d.]+) \|", SECTION)
 }
@@ -171,17 +170,17 @@ def in_code(name: str) -> set[float]:
     return found
 
 
-def test_section_5_has_its_table() -> None:
+def test_the_page_of_step_sizes_has_its_table() -> None:
     wanted = {"horizon", "coupling", "patience", "DECAY", "GRACE", "MUCH_WORSE"}
     assert wanted <= set(CONSTANTS)
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_a_constant_of_section_5_is_the_codes(name: str) -> None:
+def test_a_constant_of_the_page_is_the_codes(name: str) -> None:
     assert in_code(name) == {CONSTANTS[name]}
 
 
-def test_numbers_in_the_text_of_section_5_are_in_the_code() -> None:
+def test_numbers_in_the_text_of_the_page_are_in_the_code() -> None:
     numbers = {
         node.value
         for module in MODULES

@@ -58,7 +58,7 @@ ODD += ["\ud800", [], {}, [[]], {"": {}}, 5e-324, "0" * 5000, 2**63, -(2**63) - 
 
 TOO_LARGE = "a value to be summed is not below"
 """What honest clients say when noise in a hidden sum has thrown the model away: changed bytes of a
-masked vector are as good as any, and nobody can see whose they are (docs/trust.md)."""
+masked vector are as good as any, and nobody can see whose they are (docs/hidden-sums.md)."""
 
 Rng = np.random.Generator
 

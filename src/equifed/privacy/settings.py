@@ -17,8 +17,9 @@ class Privacy(Bounds):
     r"""Differential privacy of every row of a client: bounds that are declared, and a budget.
 
     Whatever a client says of its rows is clipped row by row and gets Gaussian noise before it
-    leaves, so neither the server nor another client is trusted. A :class:`equifed.privacy.ledger.\
-Ledger` counts the answers; one that would exceed the budget is refused.
+    leaves, so neither the server nor another client is trusted. A ledger
+    (:class:`equifed.privacy.ledger.Ledger`) counts the answers; one that would exceed the budget is
+    refused.
 
     An answer with sensitivity D and noise of deviation sigma costs :math:`(D/\sigma)^2` of
     :math:`\mu^2`, which follows from epsilon and delta. A kind of answer with the share s of it,
