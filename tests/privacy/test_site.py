@@ -14,8 +14,8 @@ from equifed.contract.streams import Stream
 from equifed.models.flat import FlatModel
 from equifed.models.losses import binary_logistic, cross_entropy, squared
 from equifed.privacy.budget import Planned
-from equifed.privacy.ledger import Ledger, OverBudget, compose
-from equifed.privacy.noise import SecretNoise, StreamNoise, discrete_gaussian
+from equifed.privacy.ledger import Ledger, OverBudget, compose, delta_of
+from equifed.privacy.noise import GRID, SecretNoise, StreamNoise, discrete_gaussian
 from equifed.privacy.settings import Privacy
 from equifed.privacy.site import PrivateSite, Unanswered, flatten_symmetric, unflatten_symmetric
 
@@ -211,6 +211,37 @@ def test_a_symmetric_matrix_is_a_vector_of_the_same_length():
     flat = flatten_symmetric(matrix)
     assert float(flat.norm()) == pytest.approx(float(matrix.norm()))
     assert torch.allclose(unflatten_symmetric(flat, 4), matrix)
+
+
+@pytest.mark.parametrize("z", [0.5, 2.0, 10.0])
+def test_noise_on_the_grid_costs_what_the_formula_says(z):
+    """One number of sensitivity 1: the grid has 1,024 steps of it, the noise z times as many."""
+    steps, sigma = round(1 / GRID), z / GRID
+    places = np.arange(-40 * steps * math.ceil(z), 40 * steps * math.ceil(z) + 1)
+    here = np.exp(-(places**2) / (2 * sigma**2))
+    there = np.exp(-((places - steps) ** 2) / (2 * sigma**2))
+    for epsilon in (0.1, 1.0, 3.0):
+        found = np.maximum(here - math.exp(epsilon) * there, 0).sum() / here.sum()
+        assert found == pytest.approx(delta_of(epsilon, 1 / z), rel=1e-4, abs=1e-12)
+
+
+def test_recurrent_networks_have_gradients_of_single_rows():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.say = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, rows):
+            return self.say(self.read(rows)[0][:, -1])
+
+    torch.manual_seed(0)
+    rows = torch.randn(M, 4, 2, dtype=torch.float64), torch.arange(M) % 2
+    model = FlatModel(Reads(), cross_entropy, rows[0][:3], dtype=torch.float64)
+    x = model.flatten(model.module).requires_grad_()
+    (wanted,) = torch.autograd.grad(model.sample_losses(x, *rows).mean(), x)
+    wide = dataclasses.replace(PRIVACY, rows=100.0, gradient=100.0)
+    found = make_site(model, rows, privacy=wide).mean_gradient(x.detach())
+    assert torch.allclose(found, wanted, atol=1e-10)
 
 
 def test_secret_noise_is_a_discrete_gaussian_on_a_grid():

@@ -54,6 +54,8 @@ class PrivateClients(LoopClients):
                 "These data were prepared with scales and categories that were read off their "
                 "rows, at no price; say Privacy(preparation='public') if they are no secret."
             )
+        if data.layout is not None:
+            raise Unanswered("Samples of several arrays have no one length to be clipped to.")
         super().__init__(data, model, loss, **given)
         PrivateSite.check(privacy, self.model)
         self.privacy = privacy

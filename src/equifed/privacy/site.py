@@ -18,6 +18,7 @@ from torch.func import grad, vmap
 from equifed.contract.arrays import show_text
 from equifed.models.curvature import find_places, read_design, trained_rows
 from equifed.models.flat import FlatModel
+from equifed.models.layers import write_out
 from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, as_outputs, fitted_loss
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Entry, Ledger
@@ -83,9 +84,11 @@ class PrivateSite:
             raise ValueError(f"Client {show_text(ledger.name)} has no rows to train on.")
         if ledger.unit != privacy.unit:
             raise ValueError(f"The ledger's unit is {ledger.unit!r}, not {privacy.unit!r}.")
-        self.model = copy.copy(model)
-        self.model.channels_last = False
-        self.linear = linear_loss(model)
+        self.linear, self.model = linear_loss(model), copy.copy(model)
+        if self.linear is None:  # gradients of single rows are batched
+            self.model = model.twin()
+            self.model.channels_last = False
+            write_out(self.model.module)
         self._targets, self.size = targets, len(targets)
         if self.linear is None:
             self._inputs = shorten(inputs.to(model.device), privacy.rows)
