@@ -15,6 +15,8 @@ from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, 
 from equifed.contract.absence import scatter
 from equifed.contract.local import DEFAULT_WORK
 from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, noise_multiplier
+from equifed.privacy.noise import SecretNoise, StreamNoise
+from equifed.privacy.site import ROUNDING
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class PrivateFedAvg(Federated):
     All models are (epsilon, delta)-private together, and whatever is computed from them; numbers
     of samples are public. The run folder is not: it tells who took part and every client's
     results, so publish the model alone. Whoever runs the server is trusted with the updates, and
-    with the noise and the samples, which follow from the seed: keep that secret.
+    with noise and samples, which follow from the seed: a simulation. With ``secret=True`` they
+    come from the operating system; such a run cannot be repeated, and one that is resumed may
+    answer a round twice, which is not counted: start it anew.
 
     Weights that depend on losses have no private form here. A loss is one client's own, and noise
     that hides a client is as large as the loss itself, so fair objectives would follow the noise.
@@ -61,6 +65,8 @@ class PrivateFedAvg(Federated):
         As in :class:`equifed.algorithms.FedAvg`; equal weights have the least noise.
     delta : float
         Far below one over the number of clients.
+    secret : bool
+        Whether noise and samples come from the operating system, for models to be published.
 
     Examples
     --------
@@ -82,6 +88,7 @@ class PrivateFedAvg(Federated):
     participation: float = 1.0
     server_lr: float = 1.0
     delta: float = 1e-5
+    secret: bool = False
 
     allowed: ClassVar = {
         "epsilon": "(0, inf)", "rounds": "[1, inf)", "clip": "(0, inf)",
@@ -105,7 +112,8 @@ class PrivateFedAvg(Federated):
         q = math.ceil(self.participation * len(weights)) / len(weights)
         rates = {1.0, q}  # what an accountant says of samples is a bound: all may be less
         found = [(noise_multiplier(self.epsilon, self.delta, self.rounds, r), r) for r in rates]
-        (multiplier, rate), sensitivity = min(found), 2 * self.clip * float(weights.max()) / q
+        (multiplier, rate), slack = min(found), SecretNoise.slack if self.secret else 1.0
+        sensitivity = 2 * self.clip * float(weights.max()) / q * slack
         return Entry("updates", sensitivity, multiplier * sensitivity, rate, steps)
 
     def account(self, state: State, clients: Clients) -> list[dict[str, Any]]:
@@ -129,7 +137,8 @@ class PrivateFedAvg(Federated):
         self._check(state, clients)
         entry, n = self.entry(clients), len(clients.names)
         m = math.ceil(self.participation * n)
-        drawn = stream.at("clients").generator().choice(n, m, replace=False)
+        noise = SecretNoise() if self.secret else StreamNoise(stream)
+        drawn = noise.draw(m, n, "clients") if m < n else np.arange(n)
         here = np.intersect1d(drawn, clients.index)
         weights = client_weights(self.weighting, all_sizes(clients))[here] * (n / m)
         total = torch.zeros_like(state.x)
@@ -137,9 +146,10 @@ class PrivateFedAvg(Federated):
             chosen = clients.subset(here)
             moved = chosen.local_steps(state.x, self.local, stream.at("local")).displacement
             lengths = np.sqrt(moved.squared_norms())
-            total = moved.weighted_sum(weights * (self.clip / np.maximum(self.clip, lengths)))
-        z = stream.at("noise").generator().standard_normal(tuple(total.shape))
-        x = state.x - self.server_lr * (total + entry.sigma * torch.as_tensor(z).to(total))
+            shorter = self.clip * (1 - ROUNDING) / np.maximum(lengths, 1e-300)
+            total = moved.weighted_sum(weights * np.minimum(1.0, shorter))
+        told = noise.add(total, entry.sensitivity / noise.slack, entry.sigma, "sum")
+        x = state.x - self.server_lr * told
         return State(x, state.rounds + 1), self._tell(entry, scatter(weights, here, n), here)
 
     def _check(self, state: State, clients: Clients) -> None:
