@@ -204,7 +204,9 @@ def _ask_hello(site: Site) -> Reply:
     with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
         app, own = site.load()
         run = secrets.randbits(60)  # an app keeps the data of a run that it knows
-        settings: dict[str, Any] = {**site.settings, "memory": temporary}
+        settings: dict[str, Any] = {**read_site(site.settings), "memory": temporary}
+        for name in ("site", "policy"):  # what it answers whom is no question of its data
+            settings.pop(name, None)
         return Reply.from_records(
             app(message, Context(run, 1, settings, RecordDict(), own)).content
         )
