@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import inspect
 import json
 import pickle
 
@@ -16,6 +18,7 @@ from torch import nn
 import equifed as ef
 from equifed.algorithms import FedAvg, ScaffPD
 from equifed.contract.local import LocalSGD
+from equifed.contract.prediction import Predicts
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
@@ -259,3 +262,16 @@ def test_a_module_of_ones_own_is_asked_for_by_name(tmp_path):
     assert not any(p is q for p in module.parameters() for q in found.module.parameters())
     with pytest.raises(ValueError, match=r"0\.weight"):
         ef.load_predictor(tmp_path / "run", model=nn.Sequential(nn.Linear(3, 2)))
+
+
+def test_a_history_tells_type_checkers_what_its_predictor_can() -> None:
+    """``history.predictor()`` is annotated with a protocol: the training loop knows no module."""
+    wanted = {n: m for n, m in vars(Predicts).items() if not n.startswith("_")}
+    held = {field.name for field in dataclasses.fields(Predictor)}
+    for name, member in wanted.items():
+        if isinstance(member, property):
+            assert name in held
+            continue
+        asked = inspect.signature(member).parameters
+        found = inspect.signature(getattr(Predictor, name)).parameters
+        assert [*asked] == [*found][: len(asked)]

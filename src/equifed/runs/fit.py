@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
@@ -74,8 +74,7 @@ class Served:
 
     def predictor(self) -> Predictor:
         """Return what predicts, for each client with its own part or model."""
-        found: Predictor = self.history.predictor()
-        return found
+        return cast(Predictor, self.history.predictor())
 
     def report(self, path: str | Path) -> Path:
         """Write the page: the chosen model beside the average, and every candidate."""

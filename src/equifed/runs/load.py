@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ def load_with_data(
 ) -> tuple[Predictor, Federation]:
     """Return what predicts, and the run's data; refuse others."""
     history = run if isinstance(run, History) else History.load(run, model=False)
-    predictor, folder = history.predictor(trust=trust), history.folder
+    predictor, folder = cast(Predictor, history.predictor(trust=trust)), history.folder
     if data is None:
         if folder is None or not (folder / CONFIG).exists():
             raise ValueError("The run does not say how its data are loaded; give data=.")

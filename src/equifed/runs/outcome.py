@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,7 +47,9 @@ def finish(
     rows = list_rows(choice, runs, None if alone is None else alone[1], split)
     if data.test is None:
         return "There are no test rows, so what the choice brings is not known.", rows, runs
-    mine, base = (score_rows(whole, runs[k].predictor(), split) for k in (choice.name, BASE))
+    mine, base = (
+        score_rows(whole, cast(Predictor, runs[k].predictor()), split) for k in (choice.name, BASE)
+    )
     chances = [tell_apart(mine, base), 1.0]
     if pairs:
         own = [score_samples(whole, *pair, *whole.splits()[split].client(i)).losses
@@ -86,7 +88,7 @@ def replace_models(
     """Give some clients their own model in place of the shared one, and measure it."""
     if not keepers:
         return
-    predictor, parts = history.predictor(), []
+    predictor, parts = cast(Predictor, history.predictor()), []
     for name, (linear, x) in zip(data.names, pairs, strict=True):
         held = dict(predictor.module_for(name).named_parameters())
         mine = linear.unflatten(x) if name in keepers else {k: held[k] for k in linear.shapes}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from equifed.contract.evaluation import Details, Evaluation, Hits
+    from equifed.contract.prediction import Predicts
 
 HELD = ("test", "validation", "train")
 """Splits, those that say most about new samples first."""
@@ -126,7 +127,7 @@ class History:
         module: nn.Module = self.predictor().module
         return module
 
-    def predictor(self, *, trust: bool = False) -> Any:
+    def predictor(self, *, trust: bool = False) -> Predicts:
         """Return what predicts for new rows with the model that was given out (a ``Predictor``).
 
         Rows are prepared as the training rows were. ``trust``: load the code that the folder of a
@@ -143,7 +144,8 @@ class History:
                 "sees vectors alone. Load `parameters` into your module, or give the run a folder "
                 "and use equifed.load_predictor(folder)."
             )
-        return self.trained
+        found: Predicts = self.trained
+        return found
 
     def personalise(
         self, data: Any = None, own: str | Sequence[str] = "bias", **options: Any
@@ -310,7 +312,8 @@ class History:
         held, frame = data.splits(), importlib.import_module("fairlearn.metrics").MetricFrame
         if split not in held:
             raise ValueError(f"The data have no {split!r} split; there is {', '.join(held)}.")
-        owners, targets, found = self.predictor().compare_split(held[split], data.names)
+        predictor: Any = self.predictor()
+        owners, targets, found = predictor.compare_split(held[split], data.names)
         groups = held[split].groups
         return frame(
             metrics=metrics, y_true=targets, y_pred=found, sensitive_features={"client": owners},
