@@ -3,8 +3,10 @@
     python -m benchmarks.client_privacy [--rounds 15] [--clients 1000] [--rows 20]
 
 Fashion-MNIST (from ``EQUIFED_DATA``) divided at random among equal clients; FedAvg with equal
-weights beside :class:`equifed.PrivateFedAvg` at epsilon 8, 3 and 1 (delta 1e-5, one client
-replaced), the same rounds, local steps, clipping and seed. All clients take part in every round.
+weights beside :class:`equifed.PrivateFedAvg` at epsilon 10,000 (clipping alone), 8, 3 and 1 (delta
+1e-5, one client replaced), the same rounds, local steps, clipping and seed. All clients take part
+in every round.
+
 Prints test accuracy, and the length of the noise in the model's step beside the clipping bound: one
 that is longer than what clients agree on cannot be learnt through.
 """
