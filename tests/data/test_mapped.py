@@ -113,3 +113,27 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "federation.json").write_text("[" * 10)
     with pytest.raises(DataError, match="cannot be read"):
         open_federation(tmp_path / "a")
+
+
+def test_samples_of_several_arrays_are_kept_with_their_names(tmp_path):
+    draw = np.random.default_rng(0)
+    clients = {
+        c: ({"ids": draw.integers(0, 9, (n, 4)), "age": draw.standard_normal(n)}, np.arange(n) % 2)
+        for c, n in {"north": 5, "south": 3}.items()
+    }
+    with FederationWriter(tmp_path / "data", classes=2) as writer:
+        for client, pair in clients.items():
+            writer.add(client, train=pair, test=pair)
+    found = open_federation(tmp_path / "data")
+    wanted = Federation.from_clients(clients, test=clients)
+    assert found.layout == wanted.layout
+    np.testing.assert_array_equal(found.test.inputs, wanted.test.inputs)
+    x, y = clients["south"]
+    for odd, message in (
+        ({"ids": x["ids"]}, "'west' lacks 'age', which the first client has"),
+        (x["ids"].astype("float64"), "has one array per sample, the first one age"),
+    ):
+        writer = FederationWriter(tmp_path / "other", classes=2)
+        with pytest.raises(DataError, match=message), writer:
+            writer.add("south", train=(x, y))
+            writer.add("west", train=(odd, y))

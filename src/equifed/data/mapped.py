@@ -13,6 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.data.federation import Federation
+from equifed.data.fields import Layout, find_fields, pack
 from equifed.data.split import Array, DataError, Split, check_names
 
 INDEX = "federation.json"
@@ -78,12 +79,26 @@ class FederationWriter:
         return self
 
     def add(self, client: str, **splits: tuple[Any, Any]) -> None:
-        """Add a client: ``train=(X, y)`` and, like all others, ``validation=`` and ``test=``."""
+        """Add a client: ``train=(X, y)`` and, like all others, ``validation=`` and ``test=``.
+
+        X may be a mapping or a tuple of arrays, as for :meth:`Federation.from_clients`.
+        """
         if client in self._sizes:
             raise DataError(f"Client {client!r} was added before; names are unique.")
-        held: dict[str, Any] = {k: Split.from_clients([pair]) for k, pair in splits.items()}
-        one = Federation(names=(client,), **self._about, **held)
+        held, layouts = dict[str, Any](), list[Layout | None]()
+        for label, (x, y) in splits.items():
+            fields = find_fields(x, len(y), where := f"Client {client!r}: {label} X")
+            rows, layout = (x, None) if fields is None else pack(fields, where, len(y))
+            held[label] = Split.from_clients([(rows, y)])
+            layouts.append(layout)
+        one = Federation(names=(client,), layout=next(iter(layouts), None), **self._about, **held)
         self._first = first = self._first or one
+        for layout in layouts:
+            if layout is not None and first.layout is not None:
+                first.layout.compare(layout, f"Client {client!r}", "the first client")
+            elif layout is not first.layout:
+                raise DataError(f"Client {client!r} has {layout or 'one array'} per sample, the "
+                                f"first one {first.layout or 'one array'}.")  # fmt: skip
         if set(one.splits()) != set(first.splits()):
             raise DataError(
                 f"Client {client!r} has the splits {', '.join(one.splits())}, the first one "
@@ -114,6 +129,9 @@ class FederationWriter:
         }
         sizes = {k: [mine[k] for mine in self._sizes.values()] for k in self._first.splits()}
         told = {"format": FORMAT, **self._about, "clients": list(self._sizes), "sizes": sizes}
+        if (layout := self._first.layout) is not None:
+            told |= {"layout": layout.to_json()}
+            self._digest.update(repr(layout).encode())
         told |= {"arrays": arrays, "sha256": self._digest.hexdigest()}
         (self._folder / INDEX).write_text(json.dumps(told) + "\n")
 
@@ -146,7 +164,8 @@ def open_federation(path: str | Path) -> MappedFederation:
         names, shown = tuple(map(str, told["clients"])), tuple(map(str, told["class_names"]))
         return MappedFederation(
             str(told["name"]), names, classes=told["classes"], class_names=shown,
-            source={"folder": folder.name}, sha256=str(told["sha256"]), **splits,
+            source={"folder": folder.name}, sha256=str(told["sha256"]),
+            layout=Layout.from_json(told.get("layout")), **splits,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise DataError(
