@@ -30,7 +30,7 @@ HELD = ("test", "validation", "train")
 __all__ = ["History", "MetricRecord", "RoundRecord"]
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class History:
     """A run, as it is recorded; :func:`equifed.train` returns one and a run folder holds one.
 
@@ -89,9 +89,9 @@ class History:
     details: Details | None = None
     alone: MetricRecord | None = None
     without_own: MetricRecord | None = None
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
-    trained: Any = field(default=None, compare=False)
-    folder: Path | None = field(default=None, compare=False)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    trained: Any = None
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         self.check()
