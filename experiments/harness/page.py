@@ -30,7 +30,7 @@ were stored.
 Published claims by experiment, those with the most disagreements first.
 """
 MISSING = """Not run: SCAFF-PD's Tables 1, 2 and 4 on TinyImageNet, and its Fig. 1;
-DRFA's Fig. 1 a, 1 c, 2 b and 2 c; RC-FL's Fig. 1 with all 7,000 images of a class."""
+DRFA's Fig. 1 c (seconds over a network); RC-FL's Fig. 1 with all 7,000 images of a class."""
 
 
 def page() -> str:
