@@ -156,6 +156,13 @@ def test_weight_times_length_is_at_most_the_cap_times_the_usual_length(
     np.testing.assert_allclose(moved.squared_norms(), alike**2, rtol=1e-9)
 
 
+def test_a_change_of_weights_is_bounded_by_its_size_not_by_its_sum() -> None:
+    lengths, change = np.ones(20), np.r_[0.1, -0.1, np.zeros(18)]
+    for rounding in (0.0, 1e-17):
+        counted = Guard().shorten(lengths, change + rounding, 1.0, 20)
+        np.testing.assert_allclose(counted, np.r_[0.4, 0.4, np.ones(18)])
+
+
 def test_way_to_a_model_is_shortened_as_the_step_that_led_to_it() -> None:
     honest, work = clients(), WORK.work(snapshot=2, average=True)
     x = honest.initial(Stream(0)) + 1.0

@@ -116,7 +116,8 @@ class Guard:
         array([0.5, 2.5, 2.5, 1. ])
         """
         sizes = np.abs(weights)
-        whole = abs(float(weights.sum())) or float(sizes.sum())  # signed weights sum to one, too
+        whole, most = abs(float(weights.sum())), float(sizes.sum())  # signed ones sum to one, too
+        whole = most if whole < 0.1 * most else whole  # a change of weights sums to nothing
         most = self.share(n, len(lengths)) * usual * whole
         room = np.divide(most, sizes, out=np.full(len(sizes), np.inf), where=sizes > 0)
         counted = lengths if self.cap == 1 else np.minimum(lengths, room)
