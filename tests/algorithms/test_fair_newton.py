@@ -348,6 +348,20 @@ def test_half_of_the_clients_missing_ends_at_the_solution() -> None:
     assert objective.value(problem.losses(state.x.numpy())) <= best * (1 + 1e-7)
 
 
+def test_a_round_with_a_client_missing_costs_one_round() -> None:
+    """The metric of before is kept: one whole step later quadratics are solved again."""
+    problem = convex_problem(24)
+    clients, algorithm = problem.clients("stacked"), FairNewton(Average())
+    best, _ = interior_point(problem, Average())
+    state, memory = algorithm.init(clients, problem.start()), Memory()
+    for r, here in enumerate([problem.n, problem.n - 1, problem.n]):
+        view = Recall(clients.subset(np.arange(here)), memory)
+        state, info = algorithm.round(state, view, Stream(0).at("round", r))
+        memory = view.memory()
+    assert Average().value(problem.losses(state.x.numpy())) == pytest.approx(best, rel=1e-9)
+    assert info.numbers["curvature_sums"] == 1
+
+
 def test_who_is_missing_from_the_first_round_on_is_left_out_after_the_patience() -> None:
     problem = convex_problem(24)
     clients, algorithm = problem.clients("stacked"), FairNewton(CVaR(0.5), patience=5)
