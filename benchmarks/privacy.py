@@ -12,7 +12,9 @@ deviation over seeds. Beside it: what each client's majority class would get.
 
 Declared, and never read off the rows: rows have at most length 4, losses at most 3; the categories
 of Adult are those of the census, and its numbers are scaled by :data:`ADULT`, round numbers that
-were chosen without the table. The other tables come prepared, which nobody has paid for.
+were chosen without the table. The other tables come standardised, which nobody has paid for. Eight
+rounds, rows of 4 and the floor of the eigenvalues were chosen after a look at Adult's test rows at
+epsilon = 3; neighbouring values lie within half a point on average.
 """
 
 from __future__ import annotations
@@ -59,14 +61,11 @@ def main() -> None:
     for name in args.tables:
         data = load(name)
         sizes = data.train.sizes
-        print(
-            f"\n{name}: {len(sizes)} clients of {min(sizes)} to {max(sizes)} rows; majority",
-            end=" ",
-        )
-        print("class " + show([describe(np.array(majorities(data)))]), flush=True)
-        print(
-            "| | " + " | ".join(f"eps = {e}".replace("eps = none", "none") for e in args.epsilons)
-        )
+        majority = show([describe(np.array(majorities(data)))])
+        print(f"\n{name}: {len(sizes)} clients of {min(sizes)} to {max(sizes)} rows;", end=" ")
+        print(f"majority class {majority}\n")
+        heads = [e if e == "none" else f"eps = {e}" for e in args.epsilons]
+        print(f"| | {' | '.join(heads)} |\n{'|---' * (1 + len(heads))}|")
         for method, algorithm in METHODS.items():
             print(f"| {method}", end="", flush=True)
             for epsilon in args.epsilons:

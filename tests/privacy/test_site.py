@@ -44,8 +44,11 @@ def make_model(kind, loss, outputs, l2=0.0):
     layers = {
         "linear": [nn.Linear(D, outputs)],
         "free": [nn.Linear(D, outputs, bias=False)],
+        "bias": [nn.Linear(D, outputs)],
         "network": [nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, outputs)],
     }[kind]
+    if kind == "bias":  # alone is trained
+        layers[0].weight.requires_grad_(False)
     example = torch.zeros(3, D, dtype=torch.float64)
     return FlatModel(nn.Sequential(*layers), loss, example, l2=l2, dtype=torch.float64)
 
@@ -63,7 +66,7 @@ ANSWERS = {
 }
 CASES = [
     (kind, name, answer)
-    for kind in ("linear", "free", "network")
+    for kind in ("linear", "free", "bias", "network")
     for name in LOSSES
     for answer in ANSWERS
     if kind != "network" or answer != "moments"

@@ -94,9 +94,10 @@ class PrivateSite:
             self._inputs = shorten(inputs.to(model.device), privacy.rows)
         else:
             design = read_design(model, inputs).double()  # sums round below what one row does
-            bias = self._biased(design, inputs)
-            features = shorten(design[:, : design.shape[1] - bias], privacy.rows)
-            self._inputs = torch.cat([features, design[:, design.shape[1] - bias :]], dim=1)
+            bias = int(any(name.endswith("bias") for name in model.shapes))  # the last column
+            width = design.shape[1] - bias
+            features = shorten(design[:, :width], privacy.rows)
+            self._inputs = torch.cat([features, design[:, width:]], dim=1)
             self._reach = math.sqrt(privacy.rows**2 + bias)
             targets_too = privacy.loss if self.linear == "squared" else 0.0
             self._square = self._reach**2 + targets_too  # of a row of Z, at most
@@ -123,12 +124,6 @@ class PrivateSite:
                 "The gradients of this model have no known bound; give Privacy(gradient=...), the "
                 "length to which those of single rows are clipped."
             )
-
-    def _biased(self, design: Tensor, inputs: Tensor) -> int:
-        """Return 1 if the last column of the design is that of a bias."""
-        rows = trained_rows(self.model)
-        assert rows is not None
-        return design.shape[1] - rows(inputs[:1]).shape[1] if len(inputs) else 0
 
     # -- mechanisms -------------------------------------------------------------------------------
 
@@ -226,13 +221,13 @@ class PrivateSite:
 
     def hessian(self) -> Tensor:
         """Return one block of a bound on the Hessian, with noise and without the penalty."""
-        q = self._places_or_refuse().shape[1]
+        moments = self.moments()
         assert self.linear is not None
-        return BEND[self.linear] * self.moments()[:q, :q]
+        q = self._places.shape[1]
+        return BEND[self.linear] * moments[:q, :q]
 
     def hessian_noise(self) -> float:
         """Return the deviation of that block's noise beside the diagonal: no secret."""
-        self._places_or_refuse()
         assert self.linear is not None
         scale = self._scales["moments"] * self.noise.slack * self.privacy.most_rows
         return BEND[self.linear] * scale * self._square / self.size
@@ -318,11 +313,6 @@ class PrivateSite:
         bent, found = gram @ w, torch.zeros_like(x)
         found[places] = (2 * (bent - cross)).T.to(x)
         return ((w * (bent - 2 * cross)).sum() + own.trace()).to(x), found
-
-    def _places_or_refuse(self) -> Tensor:
-        if self.linear is None:
-            raise Unanswered("Second derivatives are of linear models; this one is not.")
-        return self._places
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
