@@ -1,5 +1,6 @@
 """Samples of several arrays give what the same model makes of rows that were joined by hand."""
 
+import copy
 import pickle
 import re
 import sys
@@ -385,3 +386,37 @@ def test_the_snippet_for_hugging_face_runs(tmp_path, monkeypatch):
     assert known["clients"].model.own_shapes.keys() == {"classifier.weight", "classifier.bias"}
     row = {name: [values] for name, values in Tokenizer()("a word").items()}
     assert known["history"].predictor().predict(row, client="A").size == 1
+
+
+@pytest.mark.long
+def test_a_model_of_transformers_takes_the_step_of_plain_torch() -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    datasets = pytest.importorskip("datasets", reason="pip install datasets")
+    off = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    small = {"vocab_size": 40, "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
+    config = transformers.DistilBertConfig(**small, **off, max_position_embeddings=9, num_labels=2)
+    model = transformers.DistilBertForSequenceClassification(config)
+    draw = np.random.default_rng(0)
+    rows = [
+        {"site": "ab"[k % 2], "label": int(draw.integers(2)), "attention_mask": [1] * n,
+         "input_ids": draw.integers(1, 40, n).tolist()}
+        for k, n in enumerate(draw.integers(2, 9, 12))
+    ]  # fmt: skip
+    longest = max(len(row["input_ids"]) for row in rows)
+    wanted = copy.deepcopy(model).train()
+    filled = {
+        name: torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in rows])
+        for name in ("input_ids", "attention_mask")
+    }
+    loss = wanted(**filled, labels=torch.tensor([row["label"] for row in rows])).loss
+    loss.backward()  # both sites have six rows: the mean of means
+    with torch.no_grad():
+        for p in wanted.parameters():
+            p -= 0.5 * p.grad
+
+    data = Federation.from_clients(datasets.Dataset.from_list(rows), client="site", pad=0)
+    clients = ef.simulate(data, model, engine="loop")
+    history = ef.train(ef.FedAvg(ef.LocalSGD(lr=0.5, steps=1)), clients, rounds=1, progress=False)
+    found = dict(history.model.named_parameters())
+    for name, p in wanted.named_parameters():
+        torch.testing.assert_close(found[name], p, atol=2e-6, rtol=1e-5)
