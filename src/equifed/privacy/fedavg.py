@@ -62,7 +62,7 @@ class PrivateFedAvg(Federated):
     clip : float
         C. Longer updates are scaled down to this length.
     local, weighting, participation, server_lr
-        As in :class:`equifed.algorithms.FedAvg`; equal weights have the least noise.
+        As in :class:`equifed.FedAvg`; equal weights have the least noise.
     delta : float
         Far below one over the number of clients.
     secret : bool

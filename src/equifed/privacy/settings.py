@@ -18,7 +18,7 @@ class Privacy(Bounds):
 
     Whatever a client says of its rows is clipped row by row and gets Gaussian noise before it
     leaves, so neither the server nor another client is trusted. A ledger
-    (:class:`equifed.privacy.ledger.Ledger`) counts the answers; one that would exceed the budget is
+    (``equifed.privacy.ledger.Ledger``) counts the answers; one that would exceed the budget is
     refused.
 
     An answer with sensitivity D and noise of deviation sigma costs :math:`(D/\sigma)^2` of
