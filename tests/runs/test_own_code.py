@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.runs import run as runs
 from equifed.runs.catalogue import load_address
 from equifed.runs.config import ConfigError, RunConfig
+from equifed.runs.schema import settings
 from equifed.testing import check_algorithm, check_objective
 from equifed.training import loop as training
 
@@ -340,3 +342,19 @@ def test_an_own_module_starts_from_its_own_weights_unless_it_is_told_to_draw(
         starts[init] = clients.parameters(x)["1.weight"]
     assert (starts["auto"] == 0.25).all() and (starts["given"] == 0.25).all()
     assert not (starts["fresh"] == 0.25).any()
+
+
+def test_a_dataclass_of_ones_own_inherits_settings_whose_types_it_does_not_import(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "inherits.py").write_text(
+        "from dataclasses import dataclass\nimport equifed as ef\n\n"
+        "@dataclass(frozen=True)\nclass Mine(ef.FedAvg):\n    extra: float = 1.0\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        found = settings(load_address("inherits:Mine"))
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert found["extra"].annotation is float
+    assert found["local"].annotation is LocalSGD

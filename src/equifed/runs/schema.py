@@ -104,9 +104,12 @@ def settings(constructor: Callable[..., Any], given: tuple[str, ...] = ()) -> di
     """Return the settings of a constructor, without the arguments that the program supplies."""
     fields = dataclasses.fields(constructor) if dataclasses.is_dataclass(constructor) else ()
     made = {field.name: field.default_factory for field in fields}
-    out = {}
+    out, hints = {}, dict[str, Any]()
     try:
-        signature = inspect.signature(constructor, eval_str=True)
+        try:
+            signature = inspect.signature(constructor, eval_str=True)
+        except NameError:  # inherited types are read where they were written
+            signature, hints = inspect.signature(constructor), typing.get_type_hints(constructor)
     except NameError as error:
         raise catalogue.CodeError(
             f"the type of an argument cannot be read ({error}); import it when the module is "
@@ -115,7 +118,8 @@ def settings(constructor: Callable[..., Any], given: tuple[str, ...] = ()) -> di
     for name, parameter in signature.parameters.items():
         if name in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        annotation, required = parameter.annotation, parameter.default is parameter.empty
+        annotation = hints.get(name, parameter.annotation)
+        required = parameter.default is parameter.empty
         setting = Setting(name, Any if annotation is parameter.empty else annotation, required)
         if not required:
             factory = made.get(name, dataclasses.MISSING)
