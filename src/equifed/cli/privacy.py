@@ -123,7 +123,8 @@ def _print_plan(found: Sequence[Planned], title: str, whose: str) -> None:
     kinds = list(dict.fromkeys(entry.kind for _, _, entries in found for entry in entries))
     table = Table("rounds", whose, *(f"{WORDS[kind]}" for kind in kinds), title=title)
     for m, r, entries in found:
-        cells = {e.kind: f"{e.sigma:.3g} ({e.steps} times)" for e in entries}
+        times = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
+        cells = {e.kind: f"{e.sigma:.3g} ({times[e.kind]})" for e in entries}
         table.add_row(str(r), f"{m:,}", *(cells.get(kind, "") for kind in kinds))
     open_console(stdout=True).print(table)
 
