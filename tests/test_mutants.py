@@ -108,6 +108,14 @@ def test_many_cases_of_one_function_do_not_shut_out_the_others() -> None:
     assert choose_tests(MUTANT, [*cases, other], seconds=1.5)[3] == other
 
 
+def test_the_modules_own_tests_come_before_others_that_call_as_much() -> None:
+    here = "src/equifed/m.py::Box.open"
+    others = [Known(f"t/test_a.py::test[{k}]", 0.1, {here: 31, "a": 1}) for k in range(9)]
+    own = [Known(f"t/test_m.py::test[{k}]", 0.1, {here: 31, **dict.fromkeys("abcd", 1)})
+           for k in range(9)]  # fmt: skip
+    assert choose_tests(MUTANT, [*others, *own], seconds=2.5)[:9] == own
+
+
 def test_places_in_a_function_have_the_lines_of_their_statement() -> None:
     source = """
 class A:
