@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scripts.trust.questions import (
     Server,
@@ -21,8 +22,10 @@ from scripts.trust.questions import (
     measure_row,
     serve,
 )
+from tests.cli.test_cli import equifed
 from tests.flower.grid import QUICK, MemoryGrid, convex, memory_grid
 
+from equifed.contract.streams import Stream
 from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.budget import Budget
@@ -30,8 +33,15 @@ from equifed.flower.handshake import StartError
 from equifed.flower.plan import pack_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
 from equifed.flower.site import Policy, SiteError
-from equifed.privacy.ledger import Ledger
+from equifed.models.flat import FlatModel
+from equifed.models.losses import binary_logistic
+from equifed.privacy.budget import Bounds, Planned
+from equifed.privacy.clients import PrivateClients
+from equifed.privacy.ledger import Entry, Ledger, compose
+from equifed.privacy.noise import SecretNoise, StreamNoise
+from equifed.privacy.site import PrivateSite
 from equifed.training.history import History
+from equifed.training.loop import train
 from equifed.training.signing import public_of
 
 pytestmark = pytest.mark.long
@@ -50,6 +60,8 @@ APP: dict[str, Any] = {
         "steps": {"name": "constant", "primal": 0.4, "dual": 0.1},
     },
 }
+FAIR = APP["algorithm"]["objective"]
+NEWTON = {**APP, "algorithm": {"name": "fair-newton", "objective": FAIR}, "guard": {"mode": "off"}}
 FEDAVG = {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}}
 
 
@@ -68,6 +80,19 @@ def run(grid: MemoryGrid, table: dict[str, Any], privacy: Any = "none") -> Histo
 
 def read_ledgers(root: Path) -> list[dict[str, Any]]:
     return [json.loads(p.read_text()) for p in sorted((root / "memory" / "ledger").glob("*.json"))]
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sites draw the noise of a simulation with seed 0."""
+    plain = PrivateClients.answer_as
+
+    def answer(clients: PrivateClients, ledger: Ledger, noise: Any, planned: Any) -> None:
+        who = clients.names[0].removeprefix("client-")
+        stream = Stream(0).at("privacy", int(who) if who.isdigit() else who)
+        plain(clients, ledger, StreamNoise(stream), planned)
+
+    monkeypatch.setattr(PrivateClients, "answer_as", answer)
 
 
 @pytest.mark.parametrize("algorithm", [APP["algorithm"], FEDAVG], ids=lambda a: a["name"])
@@ -92,6 +117,94 @@ def test_a_run_spends_the_budget_of_a_run_and_the_third_is_refused(
         run(grid, table, privacy)
 
 
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("metric", ["full", "projected", "low-rank"])
+def test_curvature_is_that_of_the_simulator_and_moments_are_paid_once(
+    metric: str, tmp_path: Path
+) -> None:
+    """With the simulator's noise: the same model and entries; later runs pay for no moments."""
+    table = {**NEWTON, "algorithm": {**NEWTON["algorithm"], "metric": metric}}
+    text = "[budget]\nepsilon = 5.0\nper_run = 2.0\nrows = 3.0\nloss = 2.0\n"
+    grid = make(tmp_path, table, text)
+    history = run(grid, table)
+    config, bounds = AppConfig.from_dict(table), Budget(5.0, 3.0, 2.0, per_run=2.0).bound(3)
+    clients = config.build_task().build_private(convex(), bounds)
+    wanted = train(config.build_algorithm([1] * 4), clients, rounds=3, seed=0, progress=False)
+    for key, value in (wanted.parameters or {}).items():
+        np.testing.assert_allclose(history.parameters[key], value, atol=1e-9)  # type: ignore[index]
+    entries = [[Entry(**e) for e in told["entries"]] for told in read_ledgers(tmp_path)]
+    for ledger, own in zip(clients.ledgers, entries, strict=True):
+        assert {e.kind: e.steps for e in own} == {"moments": 1, "losses": 3, "gradients": 3}
+        assert {e.kind: e for e in own} == {e.kind: e for e in ledger.entries}
+        assert compose(own, 1e-5) == pytest.approx(2.0)
+    kept = sorted((tmp_path / "memory" / "ledger").glob("*.moments"))
+    told = [path.read_bytes() for path in kept]
+    run(grid, table)
+    assert told == [path.read_bytes() for path in kept] and len(told) == 4
+    for before, ledger in zip(entries, read_ledgers(tmp_path), strict=True):
+        new = [Entry(**e) for e in ledger["entries"]][len(before) :]
+        assert [(e.kind, e.steps) for e in new] == [("losses", 3), ("gradients", 3)]
+        assert compose(new, 1e-5) == pytest.approx(2.0)  # what moments cost buys less noise
+    with pytest.raises(StartError, match=r"budget of this site is spent: the plan would cost"):
+        for _ in range(9):
+            run(grid, table)
+
+
+def test_the_ledger_of_a_node_is_shown(tmp_path: Path) -> None:
+    run(make(tmp_path, NEWTON, "[budget]\nepsilon = 3.0\nrows = 3.0\nloss = 2.0\n"), NEWTON)
+    folder = tmp_path / "memory" / "ledger"
+    (told,) = json.loads(equifed("privacy", folder / "client-2.json", "--json").stdout)["ledgers"]
+    assert (told["name"], told["epsilon"]) == ("client-2", 3.0)
+    assert told["spent"] == pytest.approx(3.0)
+    assert {one["kind"] for one in told["entries"]} == {"losses", "gradients", "moments"}
+    assert "moments" in equifed("privacy", folder / "client-2.json").stdout
+    result = equifed("privacy", folder / "client-2.moments")
+    assert result.exit_code == 2 and "is no privacy ledger" in result.stderr
+
+
+def draw_site(ledger: Ledger, shift: float = 0.0) -> PrivateSite:
+    rows, labels = torch.eye(3) + shift, torch.tensor([0, 1, 1])
+    model = FlatModel(torch.nn.Linear(3, 1), binary_logistic, rows)
+    bounds = Bounds(epsilon=2.0, rows=1.0, loss=2.0, rounds=5)
+    return PrivateSite(bounds, ledger, model, rows, labels, SecretNoise(), Planned(1, 5, 5))
+
+
+@pytest.mark.parametrize(("case", "paid"), [("same", 1), ("other rows", 2), ("no entry", 1)])
+def test_moments_are_told_again_if_they_are_of_these_rows_and_paid(
+    case: str, paid: int, tmp_path: Path
+) -> None:
+    kept, path = tmp_path / "north.moments", tmp_path / "north.json"
+    first = draw_site(Ledger(9.0, 1e-5, path=path))
+    first.keep_moments(kept, "one")
+    moments = first.moments()
+    ledger = Ledger(9.0, 1e-5, path=None if case == "no entry" else path)
+    second = draw_site(ledger, 1.0 if case == "other rows" else 0.0)
+    second.keep_moments(kept, "two")
+    assert torch.equal(second.moments(), moments) == (case == "same")
+    assert sum(entry.steps for entry in ledger.entries) == paid
+    assert second.hessian_noise() == pytest.approx(first.hessian_noise())
+
+
+def test_damaged_moments_answer_nothing(tmp_path: Path) -> None:
+    site = draw_site(Ledger(9.0, 1e-5))
+    site.keep_moments(tmp_path / "north.moments", "one")
+    site.moments()
+    (tmp_path / "north.moments").write_text("{}")
+    with pytest.raises(RuntimeError, match="damaged"):
+        site.keep_moments(tmp_path / "north.moments", "two")
+
+
+def test_a_site_without_a_budget_beside_others_stops_curvature(tmp_path: Path) -> None:
+    table = NEWTON
+    grid = make(tmp_path, table, "[budget]\nepsilon = 3.0\nrows = 3.0\nloss = 2.0\n")
+    (tmp_path / "open.toml").write_text(LINE)
+    last = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == 3)
+    last.node_config["policy"] = str(tmp_path / "open.toml")
+    with pytest.raises(ValueError, match="with noise, but 'client-3' has none"):
+        run(grid, table)
+
+
+@pytest.mark.usefixtures("seeded")
 def test_with_a_huge_budget_it_is_the_run_without_noise(tmp_path: Path) -> None:
     found = []
     for name, budget in (("a", "[budget]\nepsilon = 1e12\nrows = 99.0\nloss = 99.0\n"), ("b", "")):
@@ -149,6 +262,7 @@ def test_a_plan_that_measures_is_refused_with_the_cure(tmp_path: Path) -> None:
         run(grid, table)
 
 
+@pytest.mark.usefixtures("seeded")
 def test_a_signed_operator_learns_no_gradient_and_no_row() -> None:
     with noisy() as server:
         assert measure_gradient(server, 1.0)[1] > 0.5

@@ -20,8 +20,9 @@ from equifed.flower.task import OneClient, Task
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Ledger, mu_of
 from equifed.privacy.noise import SecretNoise
+from equifed.privacy.site import linear_loss
 
-PAID = ("losses", "gradient", "local")
+PAID = ("losses", "gradient", "local", "curvature")
 """Requests that are answered with noise."""
 
 FREE = ("hello", "sum", "norms", "recall", "keys", "shares", "boxes", "unmask", "bounds", "deliver")
@@ -93,7 +94,10 @@ class Budget:
         """Return the engine whose answers carry noise and are entered in the ledger."""
         engine = task.build_private(federation, self.bound(plan.rounds))
         planned = count(plan, len(federation.train))
+        if linear_loss(engine.model) == "squared":  # all follows from moments
+            planned = Planned(moments=1)
         engine.answer_as(self.open_ledger(root, name), SecretNoise(), planned)
+        engine.site(0).keep_moments(root / "ledger" / f"{slug(name)}.moments", plan.run)
         return engine  # type: ignore[return-value]
 
 
@@ -115,9 +119,11 @@ def count(plan: Plan, rows: int) -> Planned:
             steps = LocalWork.from_dict({"lr": 1.0, **work}).steps_for([rows])
             found["steps"] += times * int(steps[0])
             q = min(1.0, (step.get("batch") or rows) / rows)
+        elif op == "curvature" and plan.privacy == "none":
+            found["moments"] = 1  # told once
         elif op not in (*FREE, "opened"):
             refuse(op)
-    return Planned(0, found["losses"], found["gradients"], found["steps"], q)
+    return Planned(found["moments"], found["losses"], found["gradients"], found["steps"], q)
 
 
 def refuse(op: str) -> NoReturn:

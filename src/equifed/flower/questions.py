@@ -35,8 +35,8 @@ from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import Sum
 from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import Reply, WireError, expect_number, expect_vector
-from equifed.models.curvature import check_sum_weights, known_curvature
-from equifed.privacy.clients import NOISED
+from equifed.models.curvature import check_sum_weights, find_places, known_curvature
+from equifed.privacy.clients import NOISED, settle_sum
 
 FAR = 1e6
 """A trace so many times that of the median client is nobody's curvature."""
@@ -81,6 +81,8 @@ class FlowerQuestions(Messenger):
         if isinstance(like, str):
             return like
         check_sum_weights(weights, len(self.index))
+        if self.adds_noise():
+            return self._sum_noised(x, weights, form, thin)
         size = pack_blocks(like.blocks, thin is not None and form == "blocks").numel()
         room = 8 * size + ROOM + HEADER_SHARE * len(self.members.names)
         self.mailbox.largest = max(self.mailbox.largest, room)
@@ -97,6 +99,32 @@ class FlowerQuestions(Messenger):
         if isinstance(total, str):
             return total
         return replace(like, blocks=total, penalty=like.penalty * float(weights.sum()))
+
+    def _sum_noised(
+        self, x: Vector, weights: Weights, form: Form, thin: Vector | None
+    ) -> CurvatureSum | str:
+        """Return the sum of what sites with a privacy budget say, in whatever form from one."""
+        hellos = [self.members.hellos[i] for i in self.index.tolist()]
+        open_ones = [hello.name for hello in hellos if not hello.noised]
+        if self.hidden is not None or open_ones:
+            why = f"{open_ones[0]!r} has none" if open_ones else "sums are hidden"
+            return f"some sites have a privacy budget, so curvature is told with noise, but {why}"
+        stream = Stream(0, ("round", self.round, f"curvature {form}"))
+        requests = self.write_requests("curvature", stream, {"form": "mean"}, {"x": pack_tensor(x)})
+        shape = torch.Size((1, *[find_places(self.model).shape[1]] * 2))
+        size = shape[-1] * (shape[-1] + 1) // 2
+
+        def check(i: int, reply: Reply) -> None:
+            expect_vector(reply.arrays, "curvature", size, self.dtype)
+            expect_number("deviation", reply.numbers.get("deviation"), least=0.0)
+
+        replies = self.ask(requests, check)
+        told = [replies[i] for i in self.index.tolist()]
+        packed = np.stack([np.asarray(reply.arrays["curvature"], np.float64) for reply in told])
+        total = torch.as_tensor(weights @ packed, device=self.model.device)
+        block = unpack_blocks(total, shape, thin=False)[0]
+        deviations = weights * [float(reply.numbers["deviation"]) for reply in told]
+        return settle_sum(self.model, weights, block, deviations.tolist(), form, thin)
 
     def _sum_clear(
         self, requests: Requests, weights: Weights, like: CurvatureSum, thin: Vector | None

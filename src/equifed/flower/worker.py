@@ -335,6 +335,8 @@ class Worker:
     def curvature(self) -> Reply:
         """Return this client's second derivatives, or their product with a thin matrix, packed."""
         x, thin = self._sent("x"), None
+        if self.policy.budget is not None:
+            return self._tell_noised_curvature()
         if "thin" in self.request.arrays:
             thin = self._tensor(np.asarray(self.request.arrays["thin"]))
         form = self.args["form"]
@@ -351,6 +353,18 @@ class Worker:
         return self.request.reply(
             {}, {"masked": self._masking().mask(packed, "curvature", model, self.round, about)}
         )
+
+    def _tell_noised_curvature(self) -> Reply:
+        """Return a bound on one block of the Hessian from noised moments, without the penalty."""
+        form = "hidden" if "mask" in self.args else self.args["form"]
+        if form != "mean" or "thin" in self.request.arrays or self.account is None:
+            raise Refused(
+                f"under a privacy budget curvature is told as 'mean', not as {form!r:.20}"
+            )
+        self.policy.allow_clear()
+        site = self.engine.site(0)  # type: ignore[attr-defined]
+        packed = _array(pack_blocks(site.hessian()[None], thin=False).to(self.engine.model.dtype))
+        return self.request.reply({"deviation": site.hessian_noise()}, {"curvature": packed})
 
     def bounds(self) -> Reply:
         """Return what is certain of this client's curvature, as a simulation of all finds it."""

@@ -24,6 +24,7 @@ from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients, walk_client
 from equifed.engines.ordered_sums import DenseVectors, InProcessVectors, to_numpy
 from equifed.models.curvature import check_sum_weights, find_places
+from equifed.models.flat import FlatModel
 from equifed.models.losses import SampleLoss
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Ledger
@@ -200,16 +201,9 @@ class PrivateClients(LoopClients):
         sites = [self.site(k) for k in range(len(self.index))]
         blocks = [w * site.hessian() for w, site in zip(weights, sites, strict=True)]
         deviations = [w * site.hessian_noise() for w, site in zip(weights, sites, strict=True)]
-        total = torch.stack(blocks).sum(dim=0)
-        floor = FLOOR * math.sqrt(len(total)) * float(np.linalg.norm(deviations))
-        values, axes = torch.linalg.eigh(total)
-        places, penalty = find_places(self.model), self.model.l2 * float(weights.sum())
-        ridge = penalty * self.model.pull(total.new_ones(self.model.size))[places[0]]
-        total = (axes * values.clamp(min=floor)) @ axes.T + ridge.diag()
-        total = (total + total.T) / 2
-        common = penalty if self.model.penalised is None else 0.0
-        shown = _show(total, form, thin)
-        return CurvatureSum(shown[None], places, common, exact=False, constant=True)
+        return settle_sum(
+            self.model, weights, torch.stack(blocks).sum(dim=0), deviations, form, thin
+        )
 
     @override
     def inexactness(self, x: Tensor) -> str:
@@ -240,6 +234,25 @@ class PrivateClients(LoopClients):
     @override
     def origin(self) -> dict[str, Any]:
         return super().origin() | {"privacy": self.privacy.to_dict()}
+
+
+def settle_sum(
+    model: FlatModel, weights: Weights, total: Tensor, deviations: Sequence[float], form: Form,
+    thin: Tensor | None,
+) -> CurvatureSum:  # fmt: skip
+    """Return a sum of noised Hessians, one block for all outputs, as one that is safely positive.
+
+    ``deviations`` are those of the terms' noise; the penalty is added here.
+    """
+    floor = FLOOR * math.sqrt(len(total)) * float(np.linalg.norm(deviations))
+    values, axes = torch.linalg.eigh(total)
+    places, penalty = find_places(model), model.l2 * float(weights.sum())
+    ridge = penalty * model.pull(total.new_ones(model.size))[places[0]]
+    total = (axes * values.clamp(min=floor)) @ axes.T + ridge.diag()
+    total = (total + total.T) / 2
+    common = penalty if model.penalised is None else 0.0
+    shown = _show(total, form, thin)
+    return CurvatureSum(shown[None], places, common, exact=False, constant=True)
 
 
 def _show(matrix: Tensor, form: Form, thin: Tensor | None) -> Tensor:

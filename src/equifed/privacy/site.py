@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, as_outputs,
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Entry, Ledger
 from equifed.privacy.noise import Noise
+from equifed.training.files import digest, read_sealed, seal, write_file
 
 CHUNK = 256
 """Rows whose gradients are taken at once."""
@@ -103,6 +106,8 @@ class PrivateSite:
             self._square = self._reach**2 + targets_too  # of a row of Z, at most
             self._places = find_places(model)
         self._told: list[Tensor] = []  # moments are told once
+        self._file: tuple[Path, str] | None = None
+        self._sigmas: dict[str, float] = {}
         self._scales = privacy.multipliers(planned)
 
     @staticmethod
@@ -152,7 +157,7 @@ class PrivateSite:
             )
         first = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
         moved = sensitivity * self.privacy.most_rows
-        sigma = self._scales[kind] * moved * self.noise.slack
+        sigma = self._sigmas[kind] = self._scales[kind] * moved * self.noise.slack
         self.ledger.spend(Entry(kind, moved * self.noise.slack, sigma, q, steps))
         turns = iter(range(first, first + steps))
         return lambda value: self.noise.add(value, moved, sigma, kind, next(turns))
@@ -217,7 +222,39 @@ class PrivateSite:
             whole = self.mean_moments()
             flat = add_noise(flatten_symmetric(whole))
             self._told.append(unflatten_symmetric(flat, len(whole)))
+            self._keep_told()
         return self._told[0]
+
+    def keep_moments(self, path: Path, run: str) -> None:
+        """Keep moments in a file; those that it has of the same rows are told again, for nothing.
+
+        If another run has paid for them, all the budget of this one is for its other answers.
+        """
+        if self.linear is None:
+            return
+        self._file, told = (path, run), read_sealed(path) if path.exists() else {}
+        paid = [entry.sigma for entry in self.ledger.entries if entry.kind == "moments"]
+        if told.get("rows") != self._digest_rows() or told["sigma"] not in paid:
+            return
+        self._sigmas["moments"] = told["sigma"]
+        self._told.append(self._inputs.new_tensor(told["moments"]))
+        if told["run"] != run:
+            self.planned = replace(self.planned, moments=0)
+            self._scales = self.privacy.multipliers(self.planned)
+
+    def _keep_told(self) -> None:
+        if self._file is not None:
+            path, run = self._file
+            told = {"run": run, "rows": self._digest_rows(), "sigma": self._sigmas["moments"]}
+            write_file(path, seal({**told, "moments": self._told[0].tolist()}))
+
+    def _digest_rows(self) -> str:
+        """Return what tells whether moments are of these rows, shortened in this way."""
+        bounds = self.privacy
+        about = [self.linear, bounds.rows, bounds.loss, bounds.unit, bounds.most_rows]
+        targets = [self._targets] if self.linear == "squared" else []
+        parts = [part.cpu().numpy().tobytes() for part in (self._inputs, *targets)]
+        return digest(repr(about).encode() + b"".join(parts))
 
     def hessian(self) -> Tensor:
         """Return one block of a bound on the Hessian, with noise and without the penalty."""
@@ -229,8 +266,8 @@ class PrivateSite:
     def hessian_noise(self) -> float:
         """Return the deviation of that block's noise beside the diagonal: no secret."""
         assert self.linear is not None
-        scale = self._scales["moments"] * self.noise.slack * self.privacy.most_rows
-        return BEND[self.linear] * scale * self._square / self.size
+        self.moments()
+        return BEND[self.linear] * self._sigmas["moments"] / math.sqrt(2.0)
 
     # -- exact, clipped: none of this leaves without noise ----------------------------------------
 
