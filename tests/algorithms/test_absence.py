@@ -256,8 +256,9 @@ def test_the_absence_is_an_event_of_the_run() -> None:
 
 
 def test_the_table_has_every_algorithm_of_the_catalogue() -> None:
+    noisy = ("private-fedavg",)  # its noise is more than what absence costs
     assert {name.partition(",")[0] for name in CASES} == set(catalogue.ALGORITHMS) - set(
-        catalogue.WRAPPERS + catalogue.NO_OBJECTIVE
+        catalogue.WRAPPERS + catalogue.NO_OBJECTIVE + noisy
     )
 
 

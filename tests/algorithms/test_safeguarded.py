@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,9 @@ from equifed.steps.schedules import ConstantSteps
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long
+
+EXACT = SimpleNamespace(adds_noise=lambda: False)
+"""Clients of whom nothing else is asked."""
 
 
 @pytest.mark.long
@@ -52,7 +56,7 @@ class Told:
     noisy: bool = False
     objective = Average()
 
-    def round(self, state: Inner, clients: None, stream: Stream) -> tuple[Inner, Info]:
+    def round(self, state: Inner, clients: object, stream: Stream) -> tuple[Inner, Info]:
         k = stream.seed
         (value, gap), judged = self.rounds[k], self.rounds[0][1] is not None
         half, proof = np.ones(2) / 2, None
@@ -71,7 +75,7 @@ def after(
     known = Curvature(np.ones(2), np.ones(2)) if rounds[0][1] is not None else "nothing is known"
     state = State(Inner(torch.zeros(1), np.ones(2) / 2, sizes=sizes), curvature=known)
     for k in range(len(rounds)):
-        state, _ = algorithm.round(state, None, Stream(k))
+        state, _ = algorithm.round(state, EXACT, Stream(k))
     return state, inner_state(state).sizes
 
 

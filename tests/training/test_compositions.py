@@ -38,6 +38,7 @@ from equifed.training.trackers import Callback
 pytestmark = pytest.mark.long
 
 ROUNDS = 8
+PRIVATE = {"epsilon": 3.0, "rounds": ROUNDS, "clip": 1.0}
 LOADED = {name: entry.load() for name, entry in ALGORITHMS.items()}
 TAKES = {name: set(inspect.signature(make).parameters) for name, make in LOADED.items()}
 WRAPPERS = sorted(name for name, takes in TAKES.items() if "algorithm" in takes)
@@ -129,6 +130,7 @@ def draw_composition(seed: int) -> Composition:
 def build(name: str, given: dict[str, Any]) -> AnyAlgorithm:
     """Make an algorithm of what its signature takes of these settings."""
     settings = {key: value for key, value in given.items() if key in TAKES[name]}
+    settings |= PRIVATE if name == "private-fedavg" else {}
     for without in ((), ("objective",), ("gradient_batch_size", "loss_batch_size")):
         try:
             return LOADED[name](**{k: v for k, v in settings.items() if k not in without})

@@ -227,7 +227,7 @@ class Policy:
 
     >>> Policy(max_steps=10).check_work(LocalSGD(lr=0.1, steps=20), 100)
     Traceback (most recent call last):
-    equifed.flower.site.Refused: 20 local steps are asked for, this site takes at most 10
+    equifed.flower.budget.Refused: 20 local steps are asked for, this site takes at most 10
     """
 
     privacy: str = "none"  # the least that it takes part in: "none" or "secure"
