@@ -24,6 +24,7 @@ from scripts.trust.questions import (
 )
 from tests.cli.test_cli import equifed
 from tests.flower.grid import QUICK, MemoryGrid, convex, memory_grid
+from tests.problems import regression
 
 from equifed.contract.streams import Stream
 from equifed.flower.app import run_federation
@@ -160,6 +161,18 @@ def test_the_ledger_of_a_node_is_shown(tmp_path: Path) -> None:
     assert "moments" in equifed("privacy", folder / "client-2.json").stdout
     result = equifed("privacy", folder / "client-2.moments")
     assert result.exit_code == 2 and "is no privacy ledger" in result.stderr
+
+
+def test_squared_losses_follow_from_moments_and_a_second_run_is_free(tmp_path: Path) -> None:
+    budget = "[budget]\nepsilon = 2e6\nper_run = 1e6\nrows = 4.0\nloss = 20.0\n"
+    (tmp_path / "policy.toml").write_text(f"{LINE}{budget}")
+    for algorithm in (NEWTON["algorithm"], FEDAVG, APP["algorithm"]):
+        table = {**NEWTON, "algorithm": algorithm, "data": {}, "model": {"name": "linear"}}
+        policy, one = str(tmp_path / "policy.toml"), AppConfig.from_dict(table).build_task()
+        run(memory_grid(regression((9, 8, 7, 9)), one, tmp_path / "memory", policy=policy), table)
+        for told in read_ledgers(tmp_path):
+            assert [(e["kind"], e["steps"]) for e in told["entries"]] == [("moments", 1)]
+            assert compose([Entry(**told["entries"][0])], 1e-5) == pytest.approx(1e6)
 
 
 def draw_site(ledger: Ledger, shift: float = 0.0) -> PrivateSite:

@@ -84,8 +84,7 @@ class FlowerQuestions(Messenger):
         if self.adds_noise():
             return self._sum_noised(x, weights, form, thin)
         size = pack_blocks(like.blocks, thin is not None and form == "blocks").numel()
-        room = 8 * size + ROOM + HEADER_SHARE * len(self.members.names)
-        self.mailbox.largest = max(self.mailbox.largest, room)
+        self._make_room(size)
         arrays = {"x": pack_tensor(x)}
         if thin is not None:
             arrays["thin"] = pack_tensor(thin.to(x.dtype))
@@ -113,6 +112,7 @@ class FlowerQuestions(Messenger):
         requests = self.write_requests("curvature", stream, {"form": "mean"}, {"x": pack_tensor(x)})
         shape = torch.Size((1, *[find_places(self.model).shape[1]] * 2))
         size = shape[-1] * (shape[-1] + 1) // 2
+        self._make_room(size)
 
         def check(i: int, reply: Reply) -> None:
             expect_vector(reply.arrays, "curvature", size, self.dtype)
@@ -125,6 +125,11 @@ class FlowerQuestions(Messenger):
         block = unpack_blocks(total, shape, thin=False)[0]
         deviations = weights * [float(reply.numbers["deviation"]) for reply in told]
         return settle_sum(self.model, weights, block, deviations.tolist(), form, thin)
+
+    def _make_room(self, size: int) -> None:
+        """Let replies have so many numbers."""
+        room = 8 * size + ROOM + HEADER_SHARE * len(self.members.names)
+        self.mailbox.largest = max(self.mailbox.largest, room)
 
     def _sum_clear(
         self, requests: Requests, weights: Weights, like: CurvatureSum, thin: Vector | None
