@@ -34,3 +34,21 @@ def test_a_table_becomes_a_model_and_a_page(
     predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
     assert CliRunner().invoke(app, predicted).exit_code == 0
     assert len((tmp_path / "found.csv").read_text().splitlines()) == 121
+
+
+def test_privacy_is_asked_for_with_its_bounds(tmp_path: Path) -> None:
+    table, out = tmp_path / "clinics.csv", tmp_path / "run"
+    table.write_text(ROWS)
+    asked = ["fit", str(table), "--client", "site", "--target", "ill", "--out", str(out), "--json"]
+    asked += ["--epsilon", "3"]
+    half = CliRunner().invoke(app, asked)
+    assert half.exit_code != 0 and "--rows-bound" in half.stderr
+    asked += ["--rows-bound", "3", "--loss-bound", "2"]
+    secret = CliRunner().invoke(app, asked)
+    assert secret.exit_code != 0 and "--public-preparation" in secret.stderr
+    said = CliRunner().invoke(app, [*asked, "--public-preparation"])
+    assert said.exit_code == 0, said.stderr
+    assert any("epsilon 3 at delta 1e-05" in note for note in json.loads(said.stdout)["notes"])
+    assert CliRunner().invoke(app, ["privacy", str(out)]).exit_code == 0
+    predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
+    assert CliRunner().invoke(app, predicted).exit_code == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equifed.cli.run import guess_table, look_at_table, split_names
 from equifed.cli.terminal import Json, Overwrite, Quiet, open_console, print_json, resumable
+
+if TYPE_CHECKING:
+    from equifed.privacy.settings import Privacy
 
 Columns = list[str] | None
 
@@ -41,6 +44,21 @@ def fit(
     keep_own: Annotated[
         bool, typer.Option("--keep-own", help="Clients with half the loss alone keep their model.")
     ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy of every row; needs both bounds.")
+    ] = None,
+    rows_bound: Annotated[
+        float | None, typer.Option(help="Longest prepared row; longer ones are scaled down.")
+    ] = None,
+    loss_bound: Annotated[
+        float | None, typer.Option(help="Largest loss of a row; others are clipped.")
+    ] = None,
+    private_rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of each candidate under privacy.")
+    ] = 6,
+    public_preparation: Annotated[
+        bool, typer.Option("--public-preparation", help="Scales and categories are no secret.")
+    ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -49,6 +67,7 @@ def fit(
     from equifed.runs.fit import REPORT
     from equifed.runs.fit import fit as choose
 
+    privacy = _make_privacy(epsilon, rows_bound, loss_bound, private_rounds, public_preparation)
     console = open_console(quiet or json)
     named = split_names(categorical), split_names(numeric)
     guess = guess_table(*look_at_table(table, console), client, target, *named)
@@ -64,7 +83,7 @@ def fit(
         served = choose(
             table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
             tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
-            overwrite=overwrite,
+            overwrite=overwrite, privacy=privacy,
             features=features, task=guess.task, categorical=guess.categorical,
             numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
         )  # fmt: skip
@@ -73,3 +92,17 @@ def fit(
     elif not quiet:
         typer.echo(f"{served!r}\n\nfolder: {folder}; page: {folder / REPORT}")
         typer.echo(f"next: equifed predict {folder} new.csv --out predictions.csv")
+
+
+def _make_privacy(
+    epsilon: float | None, rows: float | None, loss: float | None, rounds: int, public: bool
+) -> Privacy | None:
+    """Return what the options ask for; None: no privacy."""
+    from equifed.privacy.settings import Privacy
+
+    if epsilon is None and rows is None and loss is None and not public:
+        return None
+    if epsilon is None or rows is None or loss is None:
+        raise ValueError("Privacy needs --epsilon, --rows-bound and --loss-bound, all three.")
+    preparation: Any = "public" if public else "refused"
+    return Privacy(epsilon, rows, loss, rounds, preparation=preparation)

@@ -53,7 +53,8 @@ class PrivateClients(LoopClients):
         if data.preparation is not None and privacy.preparation == "refused":
             raise Unanswered(
                 "These data were prepared with scales and categories that were read off their "
-                "rows, at no price; say Privacy(preparation='public') if they are no secret."
+                "rows, at no price. If they are no secret, say Privacy(preparation='public'), or "
+                "equifed fit --public-preparation."
             )
         if data.layout is not None:
             raise Unanswered("Samples of several arrays have no one length to be clipped to.")

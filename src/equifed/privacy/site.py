@@ -269,6 +269,11 @@ class PrivateSite:
         self.moments()
         return BEND[self.linear] * self._sigmas["moments"] / math.sqrt(2.0)
 
+    def loss_noise(self) -> float:
+        """Return the deviation of the noise of one loss: no secret."""
+        moved = self.price("losses")[0] * self.privacy.most_rows
+        return self._scales["losses"] * self.noise.slack * moved
+
     # -- exact, clipped: none of this leaves without noise ----------------------------------------
 
     @property

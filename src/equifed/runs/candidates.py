@@ -92,6 +92,7 @@ class Choice:
     tried: int
     notes: tuple[str, ...]
     model: tuple[str, str]  # its name, and that of its loss
+    noised: bool = False  # losses may even be negative: no shares of them are told
 
     @property
     def name(self) -> str:
@@ -103,6 +104,8 @@ class Choice:
     def __str__(self) -> str:
         mine, average = self.scores[self.point.family].mean, self.scores[BASE].mean
         against = f"{100 * (mine / average - 1):+.1f} % against {BASE} ({average:.4g})"
+        if self.noised:
+            against = f"{BASE} has {average:.4g}"
         if self.point.family == BASE:
             others = (s.mean for k, s in self.scores.items() if k not in (self.name, BASE, ALONE))
             against = f"the next best kind has {min(others):.4g}"

@@ -11,8 +11,10 @@ from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.models.predictor import Predictor
+from equifed.privacy.settings import Privacy
 from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
 from equifed.runs.outcome import finish, tabulate
+from equifed.runs.private_fit import fit_privately
 from equifed.training.files import refuse_links, seal, write_file
 from equifed.training.folder import refuse_existing
 from equifed.training.history import History
@@ -106,6 +108,7 @@ def fit(
     out: str | Path | None = None,
     overwrite: bool = False,
     tell: Callable[[str], None] | None = None,
+    privacy: Privacy | None = None,
     **columns: Any,
 ) -> Served:
     """Serve all clients: solve what may help, choose on held-out rows, measure once.
@@ -135,6 +138,10 @@ def fit(
         Replace what the folder holds.
     tell : callable, optional
         Is told what is being solved.
+    privacy : Privacy, optional
+        Rows for training and validation answer with noise, from one budget: few shared models are
+        tried, for the average and fair, each with ``privacy.rounds`` rounds. They and the losses
+        that choose are paid for; the chosen one is not solved again, and has no proof.
     **columns
         What else :meth:`equifed.Federation.from_table` takes: ``features``, ``keep_together``,
         ``time``, ``categorical``, ``task``, ``validation``, ...
@@ -150,13 +157,17 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is not None:
         _open(folder, overwrite)
-    untested = replace(federation, test=None)  # no test row is read before the choice is stored
-    apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
-    random = not (apart or isinstance(data, Federation))
-    choice = choose(untested, seed, folder, tell or (lambda _: None), random, keep_own)
-    if folder is not None:
-        write_file(folder / CHOICE, seal(choice.to_dict()))
-    served = Served(choice, *finish(federation, choice), seed)
+    say = tell or (lambda _: None)
+    if privacy is not None:
+        served = Served(*fit_privately(federation, privacy, seed, say, keep_own), seed)
+    else:
+        untested = replace(federation, test=None)  # no test row is read before choice is stored
+        apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
+        random = not (apart or isinstance(data, Federation))
+        choice = choose(untested, seed, folder, say, random, keep_own)
+        if folder is not None:
+            write_file(folder / CHOICE, seal(choice.to_dict()))
+        served = Served(choice, *finish(federation, choice), seed)
     if folder is not None:
         served.save(folder, overwrite=True)
         served.report(folder / REPORT)

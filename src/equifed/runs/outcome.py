@@ -172,11 +172,17 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
     splits = [k for k, v in rows[0].items() if isinstance(v, dict)]
     header, lines = ["candidate"], []
     for split in splits:
+        if "average" not in rows[0][split]:  # under privacy
+            header.append(f"{split} loss, noised")
+            continue
         header += [f"{split} {kind.label}", "worst fifth", "better alone"]
     for row in rows:
         cells = [row["candidate"] + (" *" if row["chosen"] else "")]
         for split in splits:
             told = row[split]
+            if "average" not in told:
+                cells.append(f"{told['loss']:.4g}")
+                continue
             cells += [kind.write(told[k]) for k in ("average", "worst_fifth")]
             cells.append(str(told.get("better_alone", "")))
         lines.append(tuple(cells))
@@ -224,10 +230,11 @@ def describe_gain(
     mine, base = (read_score(runs[k], split).metric for k in (choice.name, BASE))
     now, then = ({k: kind.write(v) for k, v in summarise(v, kind).items()} for v in (mine, base))
     if choice.name == BASE:
+        own = any(point.own_l2 is not None for point in choice.best.values())
         told.append(
-            f"One shared model serves all clients alike here: own parts and fair objectives gained "
-            f"nothing on held-out rows. Average {split} {kind.label} {now['average']}, worst fifth "
-            f"{now['worst_fifth']}."
+            "One shared model serves all clients alike here: "
+            f"{'own parts and ' if own else ''}fair objectives gained nothing on held-out rows. "
+            f"Average {split} {kind.label} {now['average']}, worst fifth {now['worst_fifth']}."
         )
     else:
         with np.errstate(invalid="ignore"):

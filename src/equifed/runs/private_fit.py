@@ -1,0 +1,236 @@
+"""``fit`` under differential privacy: few candidates, of which each is paid for, as is the choice.
+
+Every client has one ledger for all its rows. A stated part of its mu^2 is for the losses on
+validation rows that choose; the rest is for the candidates' runs, equally, but for second moments,
+which are told once for all of them. The parts add up for every row, whichever split it is in, and
+for persons with rows in both. The chosen model is not solved again: that would be paid for, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from equifed.algorithms.fair_newton import FairNewton
+from equifed.contract.arrays import Losses
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.data.split import Split
+from equifed.models.flat import as_data
+from equifed.models.predictor import Predictor
+from equifed.objectives import Average, ChiSquare
+from equifed.privacy.budget import Bounds, Planned
+from equifed.privacy.clients import PrivateClients
+from equifed.privacy.ledger import Ledger
+from equifed.privacy.noise import StreamNoise
+from equifed.privacy.questions import count_questions
+from equifed.privacy.site import PrivateSite, Unanswered
+from equifed.runs.candidates import BASE, L2, RHOS, SHARE, Choice, Point, Score, model_for
+from equifed.runs.outcome import describe_gain, list_rows, score_rows, tell_apart
+from equifed.training.events import PRIVACY
+from equifed.training.history import History
+from equifed.training.loop import train
+
+FEW_L2, FEW_RHOS = (1e-3,), (0.3,)
+"""Of candidates that are paid for one by one: beside the noise one penalty is like another."""
+CHOOSING = 0.2
+"""Part of mu^2 for the validation losses."""
+
+
+@dataclass(frozen=True)
+class Part(Bounds):
+    """Bounds with a part of their budget: the noise is larger by one over its root."""
+
+    part: float = 1.0
+
+    @override
+    def multipliers(self, planned: Planned) -> dict[str, float]:
+        whole = super().multipliers(planned)
+        return {kind: value / math.sqrt(self.part) for kind, value in whole.items()}
+
+
+class Candidates(PrivateClients):
+    """Clients that answer the runs of all candidates from one budget; see :meth:`lend`."""
+
+    def lend(self, sites: Sequence[PrivateSite], told: str) -> None:
+        """Answer as these sites do (ledger, noise, moments told), with the penalty here."""
+        self._sites, self._told = [copy.copy(site) for site in sites], told
+        self.ledgers = [site.ledger for site in sites]
+        for site in self._sites:
+            site.model = self.model
+
+    @override
+    def origin(self) -> dict[str, Any]:
+        """Return it without checksums: whoever knows all rows but one could find that one."""
+        told = super().origin()
+        kept = {key: told["data"][key] for key in ("name", "preparation") if key in told["data"]}
+        return told | {"data": kept}
+
+    @override
+    def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str:
+        return self._told  # all runs are planned together
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The sites of all clients, before anything was asked: their training and validation rows."""
+
+    points: tuple[Point, ...]
+    train: tuple[PrivateSite, ...]
+    held: tuple[PrivateSite | None, ...]  # None: a client without validation rows
+    told: str
+
+    def scale(self, data: Federation, x: Tensor) -> float:
+        """Return the loss of a model that knows nothing: known, or from moments at no price."""
+        if data.classes is not None:
+            return math.log(data.classes)
+        return float(np.mean([site.losses(0 * x) for site in self.train]))
+
+    def score(self, x: Tensor) -> Losses:
+        """Ask every client for the loss of one candidate on its validation rows."""
+        return np.array([math.nan if site is None else site.losses(x) for site in self.held])
+
+    def deviation(self) -> float:
+        """Return that of the noise in a difference of two mean losses; NaN of squared ones."""
+        if self.train[0].linear == "squared":
+            return math.nan
+        sigmas = [site.loss_noise() for site in self.held if site is not None]
+        return math.sqrt(2.0) * float(np.linalg.norm(sigmas)) / len(sigmas)
+
+
+def fit_privately(
+    data: Federation, privacy: Bounds, seed: int, tell: Callable[[str], None], keep_own: bool
+) -> tuple[Choice, str, list[dict[str, Any]], dict[str, History]]:
+    """Return the choice, what was gained, a row for every kind of candidate, and their runs."""
+    data = _hold_out(data, privacy, seed, keep_own)
+
+    def build(l2: float) -> Candidates:
+        return Candidates(data, *model_for(data), l2=l2, privacy=privacy, dtype=torch.float64)
+
+    plain = build(0.0)
+    asked = _plan(data, plain, Stream(seed).at("private fit"))
+    scale = asked.scale(data, plain.initial(Stream(seed)))
+    runs, scores = dict[Point, History](), dict[Point, Score]()
+    for p in asked.points:
+        tell(f"{p.family}, {p.settings}")
+        clients = build(p.l2)
+        clients.lend(asked.train, asked.told)
+        runs[p] = train(
+            FairNewton(_objective(p, scale)), clients, rounds=privacy.rounds, seed=seed,
+            evaluate=["test"], every=privacy.rounds, progress=False,
+        )  # fmt: skip
+        losses = asked.score(clients.flatten(cast(Any, runs[p].parameters)))
+        scores[p] = Score(losses, np.full(len(data), math.nan))
+    _enter(runs, asked)
+    choice = _choose(data, asked, scores)
+    best = {family: runs[p] for family, p in choice.best.items()}
+    mine, base = (
+        score_rows(data, cast(Predictor, best[k].predictor()), "test") for k in (choice.name, BASE)
+    )
+    rows = list_rows(choice, best, None, "test")
+    for row in rows:  # nothing else was asked of validation rows
+        row["validation"] = {"loss": row["validation"]["loss"]}
+    return choice, describe_gain(choice, best, "test", tell_apart(mine, base), 1.0), rows, best
+
+
+def _objective(point: Point, scale: float) -> Average | ChiSquare:
+    return Average() if point.rho is None else ChiSquare(point.rho, scale=scale)
+
+
+def _hold_out(data: Federation, privacy: Bounds, seed: int, keep_own: bool) -> Federation:
+    """Return data with validation rows, or refuse what no budget covers."""
+    if not isinstance(privacy, Bounds):
+        raise TypeError(f"privacy must be ef.Privacy(...), got {type(privacy).__name__}.")
+    if keep_own:
+        raise Unanswered("Own models are functions of a client's rows; leave keep_own=False.")
+    if privacy.shares is not None:
+        raise Unanswered("fit splits the budget by its own rule; leave shares out.")
+    if data.test is None:
+        raise Unanswered("A private model is measured on test rows alone; give test=0.25.")
+    fitted = data.preparation is not None and data.preparation.is_fitted
+    if data.validation is None and not fitted:
+        data = data.split(validation=SHARE, seed=seed)
+    if data.validation is None or not len(data.validation):
+        raise Unanswered("There are no validation rows to choose on; give validation=0.15.")
+    return data
+
+
+def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
+    """Split every client's budget, and return what answers."""
+    privacy, validation, squared = clients.privacy, data.validation, data.classes is None
+    assert validation is not None
+    l2s, rhos = (L2, RHOS) if squared else (FEW_L2, FEW_RHOS)
+    points = tuple(Point(l2, rho=rho) for l2 in l2s for rho in (None, *rhos))
+    runs = [FairNewton(_objective(p, 1.0)) for p in points]
+    plans = zip(*(count_questions(r, privacy.rounds, data.train.sizes) for r in runs), strict=True)
+    once = Planned(moments=1)  # all about squared losses follows from moments
+
+    def site(i: int, split: Split, part: float, planned: Planned, ledger: Ledger) -> PrivateSite:
+        """Return what answers; its noise is addressed by the ledger, which both sites share."""
+        inputs, targets = (as_data(values, torch.float64, "cpu") for values in split.client(i))
+        noise, bounds = StreamNoise(stream.at(i)), Part(**vars(privacy), part=part)
+        return PrivateSite(bounds, ledger, clients.model, inputs, targets, noise, planned)
+
+    trained, held = list[PrivateSite](), list[PrivateSite | None]()
+    for i, plan in enumerate(plans):
+        ledger = Ledger(privacy.epsilon, privacy.delta, unit=privacy.unit, name=data.names[i])
+        part = CHOOSING if validation.sizes[i] else 0.0
+        losses, gradients = sum(p.losses for p in plan), sum(p.gradients for p in plan)
+        asked = once if squared else Planned(1, losses, gradients)
+        trained.append(site(i, data.train, 1 - part, asked, ledger))
+        asked = once if squared else Planned(losses=len(points))
+        held.append(site(i, validation, part, asked, ledger) if part else None)
+    told = _describe(privacy, len(points), squared)
+    return Asked(points, tuple(trained), tuple(held), told)
+
+
+def _describe(privacy: Bounds, count: int, squared: bool) -> str:
+    """Say what is protected, by what budget, and what it pays for."""
+    whose = "every row" if privacy.unit == "record" else "every person"
+    runs = f"{count} candidates of {privacy.rounds} rounds each"
+    if squared:
+        runs = f"second moments, from which all {count} candidates follow,"
+    return (
+        f"Privacy: {whose} of a client has epsilon {privacy.epsilon:g} at delta {privacy.delta:g} "
+        f"by noise added at the client: {runs} {1 - CHOOSING:.0%} of mu^2, what validation rows "
+        f"tell to choose {CHOOSING:.0%}. Test rows are the simulation's own and cost nothing here; "
+        "they had no say in the choice."
+    )
+
+
+def _enter(runs: Mapping[Point, History], asked: Asked) -> None:
+    """Let every run tell what all of them and the choice have cost: that is what to publish."""
+    ledgers = [site.ledger.to_dict() for site in asked.train]
+    for history in runs.values():
+        for event in history.events:
+            if event["event"] == PRIVACY:
+                event["ledgers"] = ledgers
+
+
+def _choose(data: Federation, asked: Asked, scores: Mapping[Point, Score]) -> Choice:
+    """Take the smallest mean of the noised losses."""
+    best: dict[str, Point] = {}
+    for p in sorted(scores, key=lambda p: scores[p].mean):
+        best.setdefault(p.family, p)
+    point = next(iter(best.values()))
+    best = dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
+    held, who = data.validation, sum(site is not None for site in asked.held)
+    assert held is not None
+    rows = f"{len(held):,} validation rows of {who} clients, told with noise"
+    notes, away = [asked.told], asked.deviation()
+    if math.isfinite(away):
+        notes.append(
+            f"Noise moves a difference of two such mean losses by {away:.2g} (its deviation): "
+            "smaller ones are no evidence."
+        )
+    told = {family: scores[p] for family, p in best.items()}
+    l2s, model = np.full(len(data), L2[-1]), model_for(data)
+    return Choice(point, best, told, (), l2s, rows, len(scores), tuple(notes), model, noised=True)
