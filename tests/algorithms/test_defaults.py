@@ -23,7 +23,7 @@ from equifed.steps.automatic import with_measured_step
 WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "scaff-pd": {"objective": CVaR(0.5)},
     "fair-newton": {"objective": CVaR(0.5)},
-    "reweighted": {"objective": ChiSquare(0.1)},
+    "reweighted": {"objective": ChiSquare(1.0)},  # best responses to a small rho swing
 }
 """What to minimise is the user's to say; the rest has a default."""
 
