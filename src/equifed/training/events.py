@@ -209,6 +209,8 @@ def check_descent(history: History, measure: Callable[[], Pair] | None = None) -
     cure = "it did not move: use larger step sizes, unless it began at the optimum"
     if not after <= before + ROUNDING * abs(before):
         cure = "use smaller step sizes"
+    if any(event["event"] == PRIVACY for event in history.events):
+        cure = "the noise may hide what is learned: more rows, fewer columns or a larger epsilon"
     return f"training did not lower {what}: from {before:.4g} to {after:.4g}; {cure}."
 
 

@@ -331,11 +331,11 @@ class _Training:
         history.parameters = clients.parameters(final.x)
         history.own = None if own is None else clients.own_parameters(own)
         history.trained = None if isinstance(predictor, str) else predictor
+        if ledgers := events.find_ledgers(self.algorithm, state, self.clients):
+            self._event(events.PRIVACY, last, events.tell_privacy(ledgers), ledgers=ledgers)
         self._check_end(last, clients, final)
         if self.kept.stopped is not None:
             self._event("stopped", last, self.kept.stopped)
-        if ledgers := events.find_ledgers(self.algorithm, state, self.clients):
-            self._event(events.PRIVACY, last, events.tell_privacy(ledgers), ledgers=ledgers)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._event("given out", last, str(final.given), given_out=asdict(final.given), time=now)
         history.provenance = self.made_of
