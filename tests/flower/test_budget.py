@@ -125,10 +125,10 @@ def test_curvature_is_that_of_the_simulator_and_moments_are_paid_once(
 ) -> None:
     """With the simulator's noise: the same model and entries; later runs pay for no moments."""
     table = {**NEWTON, "algorithm": {**NEWTON["algorithm"], "metric": metric}}
-    text = "[budget]\nepsilon = 5.0\nper_run = 2.0\nrows = 3.0\nloss = 2.0\n"
+    text = "[budget]\nepsilon = 3.0\nper_run = 2.0\nrows = 3.0\nloss = 2.0\n"
     grid = make(tmp_path, table, text)
     history = run(grid, table)
-    config, bounds = AppConfig.from_dict(table), Budget(5.0, 3.0, 2.0, per_run=2.0).bound(3)
+    config, bounds = AppConfig.from_dict(table), Budget(3.0, 3.0, 2.0, per_run=2.0).bound(3)
     clients = config.build_task().build_private(convex(), bounds)
     wanted = train(config.build_algorithm([1] * 4), clients, rounds=3, seed=0, progress=False)
     for key, value in (wanted.parameters or {}).items():

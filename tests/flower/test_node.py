@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from equifed.flower import flwr_private, node
+from equifed.flower.budget import Budget
 from equifed.flower.fleet import Counter, FleetError, Ledger, explain_transport
 from equifed.flower.flwr_private import Parcel
+from equifed.flower.plan import Plan, sign_plan
 from equifed.flower.site import Site, SiteError
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.wire import REFUSED, Reply, Request
-from equifed.training.signing import KeyProblem
+from equifed.privacy.ledger import Entry
+from equifed.training.signing import KeyProblem, public_of
 
 pytestmark = pytest.mark.long
 flwr_private.set_identity(1, 1)
@@ -170,6 +174,24 @@ def test_a_site_keeps_to_its_policy_and_writes_down_what_it_refused(tmp_path: Pa
     asked = [line for line in lines if line["event"] == "request"]
     assert ["refused" in line for line in asked] == [True, True, False, False]
     assert asked[2]["told"] == "a run is under way"
+
+
+def test_a_plan_beyond_the_privacy_budget_is_written_down_as_refused(tmp_path: Path) -> None:
+    key, step = Ed25519PrivateKey.generate(), {"times": 1, "models": 1}
+    asked = {"gradient gradient": step, "curvature curvature full": step}
+    about = {"algorithm": {"name": "fair-newton"}, "model": {"name": "logistic"}, "data": {}}
+    plan = Plan("0" * 16, "train", {**about, "seed": 0}, "none", 3, 2, asked, 0, (), 1.0)
+    hello = Request("hello", plan.run, "hello#0", -1, {"plan": sign_plan(plan, key)})
+    ledger = Budget(1.0, 2.0, 2.0).open_ledger(tmp_path / "memory", "north")
+    ledger.spend(Entry("moments", 1.0, 10.0))
+    rules = f'operators = ["{public_of(key, "anna").line} anna"]\n'
+    rules += "[budget]\nepsilon = 1.0\nrows = 2.0\nloss = 2.0\n"
+    message = Message(hello.to_records(), 7, node.VERBS["hello"].message)
+    (sent,), lines = serve(tmp_path, (1, 60.0, message, ""), policy=rules)
+    (line,) = [line for line in lines if line["event"] == "request"]
+    wanted = "this site is spent: the plan would cost epsilon 1, and 0.3"
+    for said in (line["refused"], Reply.from_records(sent.content).text):
+        assert wanted in said
 
 
 def test_a_node_with_a_policy_that_cannot_be_read_does_not_start(tmp_path: Path) -> None:
