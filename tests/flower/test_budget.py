@@ -234,6 +234,7 @@ def noisy(epsilon: float = 3.0, **changes: Any) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.usefixtures("seeded")
 def test_the_same_question_has_the_same_answer_and_costs_nothing() -> None:
     with noisy() as server:
         x = agree(server)
