@@ -7,11 +7,10 @@ which comparison decides. Accuracies of every client, split and seed are stored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from experiments.harness.experiment import EXPERIMENTS, Check, Context, Outcome, Settings, Table
-from experiments.harness.measures import answers, with_limits
+from experiments.harness.experiment import EXPERIMENTS, Check, Context, Outcome, Settings
+from experiments.harness.measures import clients_table, with_limits
 from experiments.harness.networks import prepared
 from experiments.harness.running import Histories
 from numpy.typing import NDArray
@@ -44,23 +43,9 @@ def run(context: Context) -> Outcome:
     results = {title: CIFAR.ends(one) for title, one in found.items()}
     tables = {slug(t): CIFAR.write_scenario(t, results[t], found[t], settings) for t in results} | {
         "grid": grid,
-        "clients": list_clients(found),
+        "clients": clients_table(found),
     }
     return Outcome([decide(results, settings), *compare(results, settings)], tables, {}, problems)
-
-
-def list_clients(found: Mapping[str, Histories]) -> Table:
-    """Return the test accuracy of every client, method, seed and setting."""
-    rows: list[list[Any]] = []
-    for title, runs in found.items():
-        for method, by_seed in runs.items():
-            for seed, (values, sizes) in answers(by_seed).items():
-                rows += [
-                    [title, method, seed, k, int(size), round(float(value), 5)]
-                    for k, (value, size) in enumerate(zip(values, sizes, strict=True))
-                ]
-    columns = ("setting", "method", "seed", "client", "test samples", "accuracy")
-    return Table("Test accuracy of every client", columns, rows)
 
 
 def decide(results: Mapping[str, Mapping[str, Array]], settings: Settings) -> Check:
