@@ -113,9 +113,9 @@ def _keep(
 ):  # fmt: skip
     """Keep parameters after step s if the snapshot is then, and add them to their sum."""
     if SNAPSHOT:
-        tl.store(snapshots + at, w, mask=ok & (s + 1 == snap))
+        tl.store(snapshots + at, w, mask=(ok & (s + 1 == snap)) != 0)
     if AVERAGE:
-        total = tl.load(totals + at, mask=ok & (s > 0), other=0.0) + w
+        total = tl.load(totals + at, mask=(ok & (s > 0)) != 0, other=0.0) + w
         tl.store(totals + at, total, mask=ok)
 
 
@@ -275,7 +275,7 @@ def walk(
             HB, GB, CB, LOSS, CLASSES, TANH, BIAS, CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE, EXACT,
         )  # fmt: skip
         turn = (s + 1) % turns
-        after = (r < tl.minimum(size - turn * BATCH, BATCH)) & (s + 1 < steps)
+        after = ((r < tl.minimum(size - turn * BATCH, BATCH)) & (s + 1 < steps)) != 0
         place = ((s + 1) // turns) * longest + turn * BATCH
         coming = tl.load(orders + place + r, mask=after, other=0).to(tl.int32)
         acc = tl.zeros((ROWS, HB), tl.float32)
