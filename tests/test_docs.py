@@ -67,6 +67,15 @@ def test_commands_and_their_options_exist(path: Path) -> None:
             assert given <= known, f"{line!r}: {sorted(given - known)}"
 
 
+def test_no_two_pages_have_one_title() -> None:
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "notebooks" not in path.parts]
+    found = [
+        re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) for path in pages
+    ]
+    titles = [title[1] for title in found if title is not None]
+    assert len(titles) > 40 and sorted(titles) == sorted(set(titles))
+
+
 @documents
 def test_programs_and_targets_exist(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()

@@ -40,7 +40,7 @@ from equifed.flower.secure.masks import from_fixed
 from equifed.flower.secure.session import Published, from_hex, open_sum
 from equifed.flower.wire import VERBS, Reply, Request
 from equifed.runs.build import load_data
-from equifed.training.signing import public_of
+from equifed.training.keys import public_of
 
 ROUNDS = 60
 VICTIM = 0

@@ -42,8 +42,8 @@ from equifed.privacy.ledger import Entry, Ledger, compose
 from equifed.privacy.noise import SecretNoise, StreamNoise
 from equifed.privacy.site import PrivateSite
 from equifed.training.history import History
+from equifed.training.keys import public_of
 from equifed.training.loop import train
-from equifed.training.signing import public_of
 
 pytestmark = pytest.mark.long
 

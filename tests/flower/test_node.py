@@ -22,7 +22,7 @@ from equifed.flower.site import Site, SiteError
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.wire import REFUSED, Reply, Request
 from equifed.privacy.ledger import Entry
-from equifed.training.signing import KeyProblem, public_of
+from equifed.training.keys import KeyProblem, public_of
 
 pytestmark = pytest.mark.long
 flwr_private.set_identity(1, 1)

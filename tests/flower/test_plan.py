@@ -51,8 +51,8 @@ from equifed.flower.site import Policy, SiteError
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.wire import Reply, Request
 from equifed.flower.worker import Client
+from equifed.training.keys import KeyProblem, make_key, public_of, read_key_file, read_private
 from equifed.training.loop import train
-from equifed.training.signing import KeyProblem, make_key, public_of, read_key_file, read_private
 
 pytestmark = pytest.mark.long
 

@@ -61,9 +61,9 @@ from equifed.flower.secure.session import (
 )
 from equifed.flower.secure.sums import SecureSums
 from equifed.flower.wire import Reply
+from equifed.training.keys import KeyProblem, read_key_file
 from equifed.training.loop import train
 from equifed.training.play_round import Witness
-from equifed.training.signing import KeyProblem, read_key_file
 
 pytestmark = pytest.mark.long
 

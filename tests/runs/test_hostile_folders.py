@@ -524,7 +524,7 @@ LOADS = {"np.load", "numpy.load", "torch.load", "tarfile.open", "zipfile.ZipFile
 ELSEWHERE = {
     "training/files.py": "the gate",
     "training/tables.py": "an archive in memory, whose bytes came through the gate",
-    "training/signing.py": "a person's own keys",
+    "training/keys.py": "a person's own keys",
     "training/signatures.py": "an evidence pack that somebody gives to verify, bound in size",
     "privacy/ledger.py": "a site's own ledger, at a path of its policy",
     "privacy/plan.py": "ledgers that somebody names to equifed privacy",

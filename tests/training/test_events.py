@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
 from equifed.report import as_json, as_methods, build
 from equifed.training.events import (
+    PRIVACY,
     ROUNDING,
     check_against_start,
     check_descent,
@@ -216,6 +218,16 @@ def test_a_report_warns_of_runs_that_did_not_know_how_to():
             record.values[:] = 0.0
     told = as_json(build(as_methods({"good": good, "bad": bad})))["headline"]["warnings"]
     assert len(told) == 1 and told[0].startswith("bad: ") and "before training" in told[0]
+
+
+def test_a_private_run_that_learns_nothing_is_not_told_to_change_its_steps():
+    history = make_history()
+    history.rounds[:] = [replace(r, objective=1.0 + r.round) for r in history.rounds]
+    (plain,) = [w for w in find_warnings(history) if "did not lower" in w]
+    history.events.append({"event": PRIVACY, "round": 1, "ledgers": []})
+    (private,) = [w for w in find_warnings(history) if "did not lower" in w]
+    assert "smaller step sizes" in plain and "step sizes" not in private
+    assert "larger epsilon" in private
 
 
 @pytest.mark.parametrize("lr", [1e200, 1e308])

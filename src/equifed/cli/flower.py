@@ -353,7 +353,7 @@ def keys(
     name: Annotated[str, typer.Argument(help="Name of the operator.")],
 ) -> None:
     """Make the key of an operator, who signs the plans of runs; sites list its public half."""
-    from equifed.training.signing import make_key
+    from equifed.training.keys import make_key
 
     try:
         public = make_key(folder, name)

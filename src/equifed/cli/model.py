@@ -256,8 +256,8 @@ def verify(
 ) -> None:
     """Say who signed a folder or an evidence pack; exit with 2 if none of the keys did."""
     from equifed.training.files import StoredRun
+    from equifed.training.keys import read_key_file
     from equifed.training.signatures import check_pack, check_signature
-    from equifed.training.signing import read_key_file
 
     if path.is_dir():
         name = check_signature(StoredRun(path), read_key_file(signed_by))

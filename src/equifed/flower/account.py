@@ -22,7 +22,7 @@ from equifed.flower.memory import Memory, slug, write_private
 from equifed.flower.plan import PURPOSE, Plan, find_other, read_plan
 from equifed.flower.site import Policy
 from equifed.flower.wire import Request, digest_model, find_round
-from equifed.training.signing import KeyProblem, PublicKey, find_signer
+from equifed.training.keys import KeyProblem, PublicKey, find_signer
 
 RECKONED = ("steps", "epochs", "batch_size", "proximal", "radius", "correction", "average",
             "mean_gradient", "multiplier")  # fmt: skip

@@ -18,7 +18,7 @@ from equifed.flower.plan import read_plan
 from equifed.flower.secure.masking import Signer
 from equifed.flower.task import Schema
 from equifed.flower.wire import Reply, Request, WireError
-from equifed.training.signing import PublicKey, read_keys
+from equifed.training.keys import PublicKey, read_keys
 from equifed.training.tables import package_versions
 
 LARGEST_SIZE = 1 << 48

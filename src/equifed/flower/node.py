@@ -36,7 +36,7 @@ from equifed.flower.fleet import (
 from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
 from equifed.flower.site import Policy, Site, SiteError, name_site, read_site
 from equifed.flower.wire import REFUSED, VERBS, Request, WireError
-from equifed.training.signing import read_private
+from equifed.training.keys import read_private
 
 SHORTEST, LONGEST = 0.1, 2.0
 """Seconds between two polls: a tenth of the time that the node has been idle, within these."""

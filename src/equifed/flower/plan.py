@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from equifed.training.signing import KeyProblem, sign
+from equifed.training.keys import KeyProblem, sign
 
 PURPOSE = "plan"
 ROUND = "losses|gradient|local|sum|opened|norms|curvature|recall"

@@ -33,8 +33,8 @@ from equifed.flower.task import Schema, Task
 from equifed.flower.wire import Request
 from equifed.flower.worker import Client, Worker
 from equifed.models.losses import resolve_loss
+from equifed.training.keys import PublicKey, read_key_file, read_private
 from equifed.training.loop import train
-from equifed.training.signing import PublicKey, read_key_file, read_private
 
 REHEARSED, MOST_CLIENTS, ROWS = 3, 12, 24
 """Rounds and clients of a rehearsal, and rows of each."""

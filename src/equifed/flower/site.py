@@ -28,7 +28,7 @@ from equifed.flower.budget import Budget, Refused
 from equifed.flower.memory import find_root
 from equifed.flower.task import Schema, shorten_names
 from equifed.runs.schema import Checker, ConfigError, construct, settings
-from equifed.training.signing import KeyProblem, PublicKey, read_keys
+from equifed.training.keys import KeyProblem, PublicKey, read_keys
 
 
 class SiteError(ValueError):

@@ -52,7 +52,7 @@ from equifed.flower.wire import (
 from equifed.metrics.metric import as_metrics
 from equifed.models.curvature import known_curvature
 from equifed.models.own_part import fit_new_client
-from equifed.training.signing import PublicKey
+from equifed.training.keys import PublicKey
 from equifed.training.tables import package_versions
 
 log = logging.getLogger("equifed")

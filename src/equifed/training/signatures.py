@@ -15,7 +15,7 @@ from pathlib import Path
 from equifed.training import files
 from equifed.training.files import CHECK, Damaged, RunFolderError, StoredRun, digest, reading
 from equifed.training.folder import CHECKPOINTS, EXPORTED, is_complete, open_run_folder
-from equifed.training.signing import PublicKey, find_signer, read_key_file, read_private, sign
+from equifed.training.keys import PublicKey, find_signer, read_key_file, read_private, sign
 
 SIGNATURE, SUMS, SUMS_SIGNATURE = "signature.json", "SHA256SUMS", "SHA256SUMS.signature"
 RUN_PURPOSE, PACK_PURPOSE = "run folder", "evidence"

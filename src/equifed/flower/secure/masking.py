@@ -26,7 +26,7 @@ from equifed.flower.memory import Memory
 from equifed.flower.secure.ledger import LEAST_MEMBERS, are_apart, find_exposed
 from equifed.flower.secure.masks import Words, to_fixed
 from equifed.flower.secure.session import Epoch, Published, SecureError, from_hex, to_hex
-from equifed.training.signing import PublicKey, read_key_file, read_private, sign
+from equifed.training.keys import PublicKey, read_key_file, read_private, sign
 
 REMEMBERED = 256
 """Sums that a client remembers to have helped to open."""

@@ -21,7 +21,7 @@ from typing import Any
 from equifed.flower.trial.apps import call_flwr, find_script
 from equifed.flower.trial.certificates import make_certificates, make_node_key
 from equifed.runs.run import free_port
-from equifed.training.signing import make_key
+from equifed.training.keys import make_key
 
 HOST = "127.0.0.1"
 CONNECTION = "local"

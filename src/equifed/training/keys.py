@@ -25,7 +25,7 @@ class PublicKey:
 
     >>> PublicKey.read("ssh-dss AAAA anna")
     Traceback (most recent call last):
-    equifed.training.signing.KeyProblem: 'ssh-dss AAAA anna' is no public key with a name, as ...
+    equifed.training.keys.KeyProblem: 'ssh-dss AAAA anna' is no public key with a name, as ...
     """
 
     line: str
