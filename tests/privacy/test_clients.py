@@ -191,6 +191,16 @@ def test_data_that_were_prepared_from_their_rows_are_refused_unless_that_is_publ
     assert make(data=data, preparation="public").names == ("a", "b")
 
 
+def test_a_wrapper_is_known_by_its_class_and_not_by_its_name():
+    class Safeguarded(ef.Safeguarded):
+        pass
+
+    algorithm = ef.ScaffPD(FAIR, WORK, ConstantSteps(0.1, 0.5))
+    ef.train(ef.Safeguarded(algorithm), make(), rounds=1, progress=False)
+    with pytest.raises(Unanswered, match="leave it out"):
+        ef.train(Safeguarded(algorithm), make(), rounds=1, progress=False)
+
+
 PUBLIC = {
     "subset", "require_finite", "initial", "flatten", "parameters", "origin", "predictor", "group",
     "can_remember", "remembered", "remember", "inner_products", "hides_sums", "adds_noise",

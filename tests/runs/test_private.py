@@ -55,6 +55,14 @@ def test_what_cannot_be_private_is_refused(changes, told, tmp_path):
         runs.run(RunConfig.from_dict(table(**changes)), tmp_path / "run")
 
 
+def test_the_folder_has_no_checksum_of_rows_with_which_to_test_guesses(tmp_path):
+    config = RunConfig.from_dict(table(rounds=1))
+    runs.run(config, tmp_path / "run")
+    checksum = build_run(config).federation.checksum()
+    told = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
+    assert told and not any(checksum.encode() in p.read_bytes() for p in told)
+
+
 @pytest.mark.long
 def test_a_resumed_run_has_the_noise_and_the_price_of_an_uninterrupted_one(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)

@@ -96,7 +96,7 @@ def listen(monkeypatch: pytest.MonkeyPatch, known: Told | None = None) -> tuple[
         key = (self.stream.address, *where)
         assert key not in told  # no noise is used twice
         told[key], moved[key] = value.clone(), torch.tensor(sensitivity)
-        return (told if known is None else known)[key].clone()  # penalties are added in place
+        return (told if known is None else known)[key]
 
     monkeypatch.setattr(StreamNoise, "add", add)
     return told, moved
@@ -166,6 +166,25 @@ def test_with_a_huge_budget_it_chooses_by_the_losses_on_validation_rows() -> Non
     losses = ((rows @ weight.T + bias)[:, 0] - targets) ** 2
     wanted = np.mean([losses[:5].mean(), losses[5:].mean()])
     assert served.chosen.scores[served.chosen.name].mean == pytest.approx(wanted, rel=1e-3)
+
+
+def test_test_rows_are_read_after_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        before = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            order.append(name)
+            return before(*given, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in ((private_fit, "_choose"), (private_fit.Candidates, "evaluate")):
+        note(owner, name)
+    served = ask(draw())
+    assert order[0] == "_choose" and set(order[1:]) == {"evaluate"}
+    assert all(run.last("accuracy", "test") is not None for run in served.runs.values())
 
 
 # -- what is said, and refused --------------------------------------------------------------------

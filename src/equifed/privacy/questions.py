@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract.algorithm import layers
 from equifed.contract.arrays import Index
 from equifed.privacy.budget import Planned
 from equifed.privacy.site import Unanswered
 
-HARMLESS = {"Safeguarded"}
+HARMLESS = {Safeguarded}
 """Wrappers that ask nothing themselves."""
 
 
@@ -60,8 +61,7 @@ def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
     *around, core = layers(algorithm)
     name = type(core).__name__
     known = type(core).__module__.startswith("equifed.")
-    wrappers = [type(part).__name__ for part in around]
-    if strange := [wrapper for wrapper in wrappers if wrapper not in HARMLESS]:
+    if strange := [type(part).__name__ for part in around if type(part) not in HARMLESS]:
         raise Unanswered(f"{strange[0]} asks clients what no budget is planned for; leave it out.")
     if name not in ASKED or not known:
         raise Unanswered(

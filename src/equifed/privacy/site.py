@@ -338,9 +338,9 @@ class PrivateSite:
     # -- from what was told -----------------------------------------------------------------------
 
     def tidy(self, gradient: Tensor) -> Tensor:
-        """Return a gradient with what is known of all: those of softmax sum to zero."""
+        """Return a new gradient with what is known of all: those of softmax sum to zero."""
+        gradient = gradient.clone()
         if self.linear == "cross_entropy":
-            gradient = gradient.clone()
             part = gradient[self._places]
             gradient[self._places] = part - part.mean(dim=0)
         return gradient

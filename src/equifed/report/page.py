@@ -254,8 +254,9 @@ def _describe_data(
     left_out: Sequence[tuple[str, str]],
 ) -> list[str]:
     known = () if preparation is None else ("preparation",)  # it is told below
-    source = {k: v for k, v in data["source"].items() if v and k not in known}
-    lines = [f"- Name: {plain(data['name'])}; SHA-256 {code(data['sha256'])}."]
+    source = {k: v for k, v in data.get("source", {}).items() if v and k not in known}
+    digest = code(data["sha256"]) if "sha256" in data else "left out, for privacy"
+    lines = [f"- Name: {plain(data['name'])}; SHA-256 {digest}."]
     lines += [f"- {plain(key.capitalize())}: {plain(value)}" for key, value in source.items()]
     if preparation is None:
         return [*lines, "- No preparation is part of the model: samples come as the data had them."]

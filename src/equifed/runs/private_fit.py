@@ -35,7 +35,7 @@ from equifed.privacy.questions import count_questions
 from equifed.privacy.site import PrivateSite, Unanswered
 from equifed.runs.candidates import BASE, L2, RHOS, SHARE, Choice, Point, Score, model_for
 from equifed.runs.outcome import describe_gain, list_rows, score_rows, tell_apart
-from equifed.training.events import PRIVACY
+from equifed.training.events import PRIVACY, describe_samples
 from equifed.training.history import History
 from equifed.training.loop import train
 
@@ -66,13 +66,6 @@ class Candidates(PrivateClients):
         self.ledgers = [site.ledger for site in sites]
         for site in self._sites:
             site.model = self.model
-
-    @override
-    def origin(self) -> dict[str, Any]:
-        """Return it without checksums: whoever knows all rows but one could find that one."""
-        told = super().origin()
-        kept = {key: told["data"][key] for key in ("name", "preparation") if key in told["data"]}
-        return told | {"data": kept}
 
     @override
     def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str:
@@ -118,20 +111,22 @@ def fit_privately(
     plain = build(0.0)
     asked = _plan(data, plain, Stream(seed).at("private fit"))
     scale = asked.scale(data, plain.initial(Stream(seed)))
-    runs, scores = dict[Point, History](), dict[Point, Score]()
+    runs, scores, lent = dict[Point, History](), dict[Point, Score](), dict[Point, Candidates]()
     for p in asked.points:
         tell(f"{p.family}, {p.settings}")
-        clients = build(p.l2)
+        lent[p] = clients = build(p.l2)
         clients.lend(asked.train, asked.told)
         runs[p] = train(
             FairNewton(_objective(p, scale)), clients, rounds=privacy.rounds, seed=seed,
-            evaluate=["test"], every=privacy.rounds, progress=False,
+            evaluate=[], progress=False,
         )  # fmt: skip
         losses = asked.score(clients.flatten(cast(Any, runs[p].parameters)))
         scores[p] = Score(losses, np.full(len(data), math.nan))
     _enter(runs, asked)
     choice = _choose(data, asked, scores)
     best = {family: runs[p] for family, p in choice.best.items()}
+    for family, p in choice.best.items():
+        _read_test(best[family], lent[p])
     mine, base = (
         score_rows(data, cast(Predictor, best[k].predictor()), "test") for k in (choice.name, BASE)
     )
@@ -139,6 +134,13 @@ def fit_privately(
     for row in rows:  # nothing else was asked of validation rows
         row["validation"] = {"loss": row["validation"]["loss"]}
     return choice, describe_gain(choice, best, "test", tell_apart(mine, base), 1.0), rows, best
+
+
+def _read_test(history: History, clients: Candidates) -> None:
+    """Measure a run's model on test rows, now that the choice is made."""
+    x = clients.flatten(cast(Any, history.parameters))
+    history.add_evaluation(history.rounds[-1].round, clients.evaluate(x, ["test"]))
+    describe_samples(clients, history, (), x)
 
 
 def _objective(point: Point, scale: float) -> Average | ChiSquare:

@@ -172,7 +172,7 @@ def resume(
         folder = RunFolder(out, built.federation.names, built.clients.group(), more)
         if not any(folder.checkpoints.glob("*.json")):
             history = start(built, out, callbacks, more=more)
-        elif told["data"]["sha256"] == built.provenance["data"]["sha256"]:
+        elif told["data"].get("sha256") == built.provenance["data"].get("sha256"):
             history = built.train(callbacks, folder, resume=True)
         else:
             raise RunFolderError(
