@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equifed.data import DataError, Federation, read_columns
-from equifed.data.scaling import standardise
+from equifed.data.mapped import standardise
 from equifed.datasets import DATASETS, load
 from equifed.datasets.files import read_idx
 from equifed.datasets.small import EMBEDDED, HEART_CONTINUOUS, HEART_GAPS, HEART_NUMBERS

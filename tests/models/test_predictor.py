@@ -18,7 +18,6 @@ from torch import nn
 import equifed as ef
 from equifed.algorithms import FedAvg, ScaffPD
 from equifed.contract.local import LocalSGD
-from equifed.contract.prediction import Predicts
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
@@ -28,7 +27,7 @@ from equifed.models.predictor import Predictor
 from equifed.objectives import Average
 from equifed.training.files import RunFolderError
 from equifed.training.folder import RunFolder
-from equifed.training.history import History
+from equifed.training.history import History, Predicts
 from equifed.training.loop import train
 
 DOUBLE = torch.float64

@@ -9,7 +9,7 @@ from tests.problems import classification
 
 import equifed as ef
 from equifed.report import as_methods, build, render
-from equifed.report.privacy import describe_privacy, read_budget
+from equifed.report.text import describe_privacy, read_budget
 
 pytestmark = pytest.mark.long
 

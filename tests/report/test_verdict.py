@@ -23,7 +23,7 @@ from equifed.report import (
     write_verdict,
 )
 from equifed.report.verdict import compare_alone, tabulate_alone
-from equifed.runs.load import write_model_card
+from equifed.runs.evidence import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 pytestmark = pytest.mark.long

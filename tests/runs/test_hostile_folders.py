@@ -28,8 +28,8 @@ from equifed.report import read_methods
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.evidence import pack_evidence
-from equifed.runs.load import evaluate, write_model_card
+from equifed.runs.evidence import pack_evidence, write_model_card
+from equifed.runs.load import evaluate
 from equifed.runs.schema import settings
 from equifed.training import loop as training
 from equifed.training.files import RunFolderError, digest, seal
@@ -524,8 +524,7 @@ LOADS = {"np.load", "numpy.load", "torch.load", "tarfile.open", "zipfile.ZipFile
 ELSEWHERE = {
     "training/files.py": "the gate",
     "training/tables.py": "an archive in memory, whose bytes came through the gate",
-    "training/keys.py": "a person's own keys",
-    "training/signatures.py": "an evidence pack that somebody gives to verify, bound in size",
+    "training/keys.py": "a person's own keys, and an evidence pack to verify, bound in size",
     "privacy/ledger.py": "a site's own ledger, at a path of its policy",
     "privacy/plan.py": "ledgers that somebody names to equifed privacy",
     "runs/config.py": "the configuration that somebody gives to run",

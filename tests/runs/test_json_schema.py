@@ -12,7 +12,7 @@ from tests.cli.test_cli import equifed
 
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.json_schema import make_schema
+from equifed.runs.init import make_schema
 from equifed.runs.schema import settings
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -13,8 +13,7 @@ from tests.runs.test_hostile_folders import describe_run, equifed, renew_checksu
 import equifed as ef
 from equifed.runs.evidence import pack_evidence
 from equifed.training.files import Damaged, RunFolderError
-from equifed.training.keys import KeyProblem, make_key
-from equifed.training.signatures import check_pack, sign_folder, signed_by
+from equifed.training.keys import KeyProblem, check_pack, make_key, sign_folder, signed_by
 from equifed.training.tables import CLIENTS, MODEL, SUMMARY
 
 pytestmark = pytest.mark.long

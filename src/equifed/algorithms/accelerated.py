@@ -16,7 +16,7 @@ from equifed.algorithms.around import (
     with_inner_state,
 )
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings
 from equifed.steps.certificate import find_feasible, gap_of_round
 
 WORSE = 3.0

@@ -12,7 +12,7 @@ import numpy as np
 from equifed.algorithms.absence import over_members, rounds_of_patience
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector, Weights
 from equifed.contract.algorithm import GivesWeights, as_run, layers
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings
 from equifed.objectives import Average, SaddleObjective
 from equifed.steps.schedules import share_of_latest
 

@@ -10,7 +10,7 @@ import numpy as np
 from equifed.algorithms.around import WrapperState
 from equifed.contract import Index, Losses, Weights
 from equifed.contract.absence import bound_share
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings
 
 LEAST, FEW = 3, 5
 """Among fewer clients there is nobody to compare with; of fewer vectors, if they are not all, the

@@ -19,9 +19,9 @@ from equifed.algorithms.around import (
 )
 from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Proof, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients
+from equifed.contract.arrays import check_settings
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature
-from equifed.contract.settings import check_settings
 from equifed.steps.certificate import gap_of_round
 
 GRACE = 10

@@ -10,7 +10,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Proof, Stream, Vector
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings
 from equifed.objectives import Relative, RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.phi import beyond_theory, choose_phi

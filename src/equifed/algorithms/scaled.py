@@ -13,11 +13,10 @@ from typing_extensions import override
 
 from equifed.algorithms.around import WeightedWrapper, WrapperState, unwrap
 from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Proof, Stream, Vector, Weights
-from equifed.contract.arrays import BlockMatrix, ClientVectors, Index
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, check_settings
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.local import LocalSGD
-from equifed.contract.settings import check_settings
 from equifed.contract.views import ClientsView, VectorsView
 from equifed.steps.metric import BLOCKS, factor_blocks
 from equifed.steps.schedules import epsilon

@@ -17,7 +17,7 @@ from equifed.algorithms.around import (
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector
 from equifed.contract.algorithm import as_run, layers
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings
 
 Optimiser = Literal["momentum", "adagrad", "adam", "yogi"]
 

@@ -131,7 +131,7 @@ def list_names(
 
 def schema() -> None:
     """Print the JSON schema of configuration files, for editors that complete and check TOML."""
-    from equifed.runs.json_schema import make_schema
+    from equifed.runs.init import make_schema
 
     print_json(make_schema())
 

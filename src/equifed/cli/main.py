@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli import data, fit, many, model, privacy, run
+from equifed.cli import data, many, model, privacy, run
 from equifed.cli.flower import app as flower_app
 from equifed.cli.terminal import EXIT_CODES, Explaining
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    many.demo, fit.fit, run.run, run.resume, run.init, many.report, many.compare,
+    many.demo, run.fit, run.run, run.resume, run.init, many.report, many.compare,
     model.predict, model.evaluate, model.personalise, model.export, model.evidence,
     model.sign, model.verify,
     privacy.privacy,

@@ -207,7 +207,8 @@ def export(
 ) -> None:
     """Write the model as files: weights, description, preparation; programs and card if asked."""
     from equifed.models.export import export as write
-    from equifed.runs.load import load_predictor, write_model_card
+    from equifed.runs.evidence import write_model_card
+    from equifed.runs.load import load_predictor
 
     folder = run / "export" if out is None else out
     predictor = load_predictor(run, personalised=personalised, trust=trust)
@@ -245,7 +246,7 @@ def sign(run: Run, key: Key) -> None:
     Others give your public key to --signed-by of the commands that read the folder. What is written
     into it later is not signed.
     """
-    from equifed.training.signatures import sign_folder
+    from equifed.training.keys import sign_folder
 
     typer.echo(f"signature: {sign_folder(run, key)}")
 
@@ -256,8 +257,7 @@ def verify(
 ) -> None:
     """Say who signed a folder or an evidence pack; exit with 2 if none of the keys did."""
     from equifed.training.files import StoredRun
-    from equifed.training.keys import read_key_file
-    from equifed.training.signatures import check_pack, check_signature
+    from equifed.training.keys import check_pack, check_signature, read_key_file
 
     if path.is_dir():
         name = check_signature(StoredRun(path), read_key_file(signed_by))

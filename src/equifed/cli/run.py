@@ -1,4 +1,4 @@
-"""The commands of one run: ``init``, ``run``, ``resume``."""
+"""The commands of one table or run: ``fit``, ``init``, ``run``, ``resume``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equifed.cli import terminal
+from equifed.cli.terminal import Json, Overwrite, Quiet, open_console, print_json, resumable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from equifed.data.columns import Columns, Look
     from equifed.data.infer import Guess
+    from equifed.privacy.settings import Privacy
     from equifed.runs.candidates import Choice
     from equifed.training.history import History
 
+ColumnNames = list[str] | None
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -52,9 +55,9 @@ def init(
     ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
     examples: Annotated[Path | None, typer.Option(help="Write examples to this folder.")] = None,
-    overwrite: terminal.Overwrite = False,
-    quiet: terminal.Quiet = False,
-    json: terminal.Json = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Look at a table and write a commented configuration for it, ready to run."""
     from equifed.runs.init import copy_examples, write_first_config
@@ -64,14 +67,14 @@ def init(
     if examples is not None:
         copied = copy_examples(examples, overwrite)
         if json:
-            terminal.print_json({"examples": list(map(str, copied))})
+            print_json({"examples": list(map(str, copied))})
         elif not quiet:
             typer.echo("\n".join(map(str, copied)))
         return
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
     assert table is not None
-    columns, looks = look_at_table(table, terminal.open_console(quiet or json))
+    columns, looks = look_at_table(table, open_console(quiet or json))
     named = split_names(categorical), split_names(numeric)
     guess = guess_table(columns, looks, client, target, *named)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,7 @@ def init(
     choice = _try(out, columns, guess)
     out.write_text(write_first_config(guess, table, out, choice), encoding="utf-8")
     if json:
-        terminal.print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
+        print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
     elif not quiet:
         typer.echo("\n".join(_describe(guess, choice, out)))
 
@@ -194,9 +197,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    overwrite: terminal.Overwrite = False,
-    quiet: terminal.Quiet = False,
-    json: terminal.Json = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Train what a configuration file describes."""
     if with_alone and workers > 1:
@@ -217,11 +220,11 @@ def run(
         from equifed.runs.init import describe_estimate, estimate
 
         found = estimate(parsed)
-        terminal.print_json(found) if json else typer.echo(describe_estimate(found))
+        print_json(found) if json else typer.echo(describe_estimate(found))
         return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
-    with terminal.resumable(f"equifed resume {folder}", folder):
-        with ProgressBar(terminal.open_console(quiet), config.stem) as bar:
+    with resumable(f"equifed resume {folder}", folder):
+        with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(
                 parsed, folder, overwrite=overwrite, callbacks=[bar], track=track or []
             )
@@ -240,19 +243,19 @@ def resume(
         bool, typer.Option("--accept-config", help="Resume under a config.toml that was changed.")
     ] = False,
     trust: terminal.Trust = False,
-    quiet: terminal.Quiet = False,
-    json: terminal.Json = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Resume an interrupted run. The result is identical to an uninterrupted one."""
     if workers > 1:
         _run_in_processes(workers, *(["--trust"] if trust else []))
-    with terminal.resumable(f"equifed resume {folder}", folder):
+    with resumable(f"equifed resume {folder}", folder):
         from equifed.runs import run as runs
         from equifed.training.folder import is_complete
         from equifed.training.trackers import ProgressBar
 
         complete = is_complete(folder)
-        with ProgressBar(terminal.open_console(quiet), folder.name) as bar:
+        with ProgressBar(open_console(quiet), folder.name) as bar:
             history = runs.resume(folder, callbacks=[bar], accept_config=accept_config, trust=trust)
         if complete and not quiet:
             typer.echo(f"{folder} is complete; there is nothing to resume.", err=True)
@@ -276,13 +279,104 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
         clients: dict[str, dict[str, dict[str, float]]] = {}
         for split, metric in sorted(measured):
             clients.setdefault(split, {})[metric] = history.per_client(metric, split)
-        terminal.print_json(
-            {"folder": str(folder), "summary": history.summary(), "clients": clients}
-        )
+        print_json({"folder": str(folder), "summary": history.summary(), "clients": clients})
         return
-    out = terminal.open_console(quiet, stdout=True)
+    out = open_console(quiet, stdout=True)
     if history.main_metric() is not None:
         out.print(tabulate_clients({folder.name: history}))
     for line in describe_events(history):
         print_line(out, line, "yellow")
     print_line(out, f"run folder: {folder}")
+
+
+def fit(
+    table: Annotated[Path, typer.Argument(help="CSV or Parquet file of samples.")],
+    client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/fit-TABLE-SEED.")] = None,
+    keep_together: Annotated[
+        str | None, typer.Option(help="Column whose rows of one value stay in one split.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Column with dates: later rows are held out.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Column with train, validation or test.")
+    ] = None,
+    report_by: Annotated[
+        str | None, typer.Option(help="Column by whose values metrics are reported, too.")
+    ] = None,
+    categorical: Annotated[
+        ColumnNames,
+        typer.Option(help="Columns of numbers that are codes (a,b,...). Text always is."),
+    ] = None,
+    numeric: Annotated[
+        ColumnNames, typer.Option(help="Columns in which any text is a gap (a,b,...).")
+    ] = None,
+    test: Annotated[float, typer.Option(help="Share of every client's rows for the test.")] = 0.25,
+    seed: Annotated[int, typer.Option(help="Of what is held out.")] = 0,
+    keep_own: Annotated[
+        bool, typer.Option("--keep-own", help="Clients with half the loss alone keep their model.")
+    ] = False,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differential privacy of every row; needs both bounds.")
+    ] = None,
+    rows_bound: Annotated[
+        float | None, typer.Option(help="Longest prepared row; longer ones are scaled down.")
+    ] = None,
+    loss_bound: Annotated[
+        float | None, typer.Option(help="Largest loss of a row; others are clipped.")
+    ] = None,
+    private_rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of each candidate under privacy.")
+    ] = 6,
+    public_preparation: Annotated[
+        bool, typer.Option("--public-preparation", help="Scales and categories are no secret.")
+    ] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Choose the model that serves all clients of a table best, and prove and measure it."""
+    from equifed.runs.fit import REPORT
+    from equifed.runs.fit import fit as choose
+
+    privacy = _make_privacy(epsilon, rows_bound, loss_bound, private_rounds, public_preparation)
+    console = open_console(quiet or json)
+    named = split_names(categorical), split_names(numeric)
+    guess = guess_table(*look_at_table(table, console), client, target, *named)
+    folder = out or Path("runs") / f"fit-{table.stem}-{seed}"
+    apart = {keep_together, time, split} - {None}
+    together = keep_together or (None if apart else next(iter(guess.groups), None))
+    options = {"keep_together": together, "time": time, "split": split, "report_by": report_by}
+    features = [name for name in guess.features if name not in apart]
+    again = (
+        f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"
+    )
+    with resumable(again), console.status("reading the table") as status:
+        served = choose(
+            table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
+            tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
+            overwrite=overwrite, privacy=privacy,
+            features=features, task=guess.task, categorical=guess.categorical,
+            numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
+        )  # fmt: skip
+    if json:
+        print_json({"folder": str(folder), **served.to_dict()})
+    elif not quiet:
+        typer.echo(f"{served!r}\n\nfolder: {folder}; page: {folder / REPORT}")
+        typer.echo(f"next: equifed predict {folder} new.csv --out predictions.csv")
+
+
+def _make_privacy(
+    epsilon: float | None, rows: float | None, loss: float | None, rounds: int, public: bool
+) -> Privacy | None:
+    """Return what the options ask for; None: no privacy."""
+    from equifed.privacy.settings import Privacy
+
+    if epsilon is None and rows is None and loss is None and not public:
+        return None
+    if epsilon is None or rows is None or loss is None:
+        raise ValueError("Privacy needs --epsilon, --rows-bound and --loss-bound, all three.")
+    preparation: Any = "public" if public else "refused"
+    return Privacy(epsilon, rows, loss, rounds, preparation=preparation)

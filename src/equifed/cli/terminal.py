@@ -73,7 +73,7 @@ Trust = Annotated[
 def _require_signature(context: typer.Context, keys: Path | None) -> Path | None:
     """Let the command open no folder that none of these keys has signed."""
     if keys is not None:
-        from equifed.training.signatures import signed_by
+        from equifed.training.keys import signed_by
 
         context.with_resource(signed_by(keys))
     return keys
@@ -131,7 +131,7 @@ class Explaining(TyperGroup):
 @contextmanager
 def resumable(again: str, run: Path | None = None) -> Iterator[None]:
     """Say how to resume what was interrupted: of a run, once there is something to resume."""
-    from equifed.training.interrupts import handle_signals
+    from equifed.training.checkpoint import handle_signals
 
     try:
         with handle_signals():

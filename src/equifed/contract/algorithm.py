@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import Index, Losses, Vector, Weights, check_settings
 from equifed.contract.clients import Clients
 from equifed.contract.curvature import Curvature, CurvatureSum
-from equifed.contract.settings import check_settings
 from equifed.contract.streams import Stream
 
 S = TypeVar("S")

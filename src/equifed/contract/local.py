@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from equifed.contract.arrays import BlockMatrix, Vector
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import BlockMatrix, Vector, check_settings
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
-from equifed.data.mapped import FederationWriter, open_federation
+from equifed.data.mapped import FederationWriter, open_federation, standardise
 from equifed.data.partitions import (
     Dirichlet,
     Iid,
@@ -13,7 +13,6 @@ from equifed.data.partitions import (
     build_partition,
 )
 from equifed.data.preparation import Preparation, Prepare
-from equifed.data.scaling import standardise
 from equifed.data.split import DataError, DataWarning, Holdout, Split
 
 __all__ = [

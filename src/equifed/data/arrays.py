@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from equifed.data.columns import name_key, name_values
-from equifed.data.fields import Layout, Packed, find_fields, pack
+from equifed.data.fields import Layout, Packed, as_array, find_fields, is_frame, pack
 from equifed.data.split import (
     FLOATS,
     MANY,
@@ -21,7 +21,6 @@ from equifed.data.split import (
     refuse,
     refuse_any,
 )
-from equifed.data.values import as_array, is_frame
 
 Clients: TypeAlias = Mapping[Any, Any]
 """Client name to its features and targets, ``(X, y)`` or ``(X, y, groups)``, or to a data set."""

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from equifed.data.columns import group_rows, name_key, name_values
+from equifed.data.fields import is_frame
 from equifed.data.reading import Advance, Items, Named
 from equifed.data.split import FLOATS, TOKENS, Array, DataError, Holdout, divide_at_random
-from equifed.data.values import is_frame
 
 MEMORY = 2 * 2**30
 """Bytes of features above which they go to an unnamed temporary file that is memory-mapped."""

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from equifed.data.fields import Packed, pack
+from equifed.data.fields import Packed, pack, refuse_mask
 from equifed.data.split import TOKENS, Array, DataError
-from equifed.data.values import refuse_mask
 
 BATCH = 256
 """Items read at a time."""

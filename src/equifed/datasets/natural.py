@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equifed.contract.streams import Stream
 from equifed.data.columns import group_rows, one_hot
 from equifed.data.federation import Federation
-from equifed.data.scaling import standardise
+from equifed.data.mapped import standardise
 from equifed.data.split import Array, DataError, Rows, Split
 from equifed.datasets.files import RemoteFile, as_images, checksums, find, read_leaf
 from equifed.datasets.pooled import deal

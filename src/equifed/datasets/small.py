@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from equifed.contract.streams import Stream
 from equifed.data.columns import Columns, one_hot, read_columns
 from equifed.data.federation import Federation
-from equifed.data.scaling import standardise
+from equifed.data.mapped import standardise
 from equifed.data.split import DataError, Split, refuse, refuse_any
 from equifed.datasets.files import as_images
 

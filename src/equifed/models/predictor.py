@@ -15,10 +15,9 @@ from torch import nn
 from equifed.contract.local import OwnL2, own_strength
 from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation
-from equifed.data.fields import Layout
+from equifed.data.fields import Layout, is_frame
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError, Split, refuse
-from equifed.data.values import is_frame
 from equifed.models.adapted import take_logits
 from equifed.models.losses import FittedLoss, base_loss, fitted_loss
 from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import override
 
-from equifed.contract.arrays import Losses, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import Losses, Weights, check_settings
 from equifed.objectives.projections import Permutahedron, project_capped_simplex, tilt
 
 ARGUMENTS = {"value": "losses", "weights": "losses", "penalty": "weights", "prox": "point"}

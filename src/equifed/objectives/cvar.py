@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from typing_extensions import override
 
-from equifed.contract.arrays import Losses, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import Losses, Weights, check_settings
 from equifed.objectives.base import CappedSet, SymmetricSet, WithPrior, check_numbers, normalise
 from equifed.objectives.projections import Permutahedron, capped_corner, group_ties
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
-from equifed.contract.arrays import Losses, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import Losses, Weights, check_settings
 from equifed.objectives.base import PriorPenalty
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.projections import clipped_difference, piecewise_root, power_roots

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from typing_extensions import override
 
-from equifed.contract.arrays import Losses, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import Losses, Weights, check_settings
 from equifed.objectives.base import FreeSum, Relative, WithPrior, check_vector
 from equifed.objectives.projections import power_roots
 

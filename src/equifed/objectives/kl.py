@@ -8,8 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.absence import bound_share, limit_shares
-from equifed.contract.arrays import Losses, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import Losses, Weights, check_settings
 from equifed.objectives.base import Adapted, PriorPenalty, Relative, WithPrior
 from equifed.objectives.cvar import Average
 from equifed.objectives.projections import entropic_prox, tilt

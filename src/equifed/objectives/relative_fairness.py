@@ -8,8 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.absence import bound_share
-from equifed.contract.arrays import Losses, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import Losses, Weights, check_settings
 from equifed.objectives.base import Adapted, Relative, SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import WorstCase

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings
 from equifed.privacy.ledger import Entry, Unit, check_delta, compose, mu_of
 
 KINDS = ("moments", "losses", "gradients", "steps")

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from equifed.contract.arrays import show_text
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings, show_text
 from equifed.training.files import UNREADABLE, write_file
 
 Unit = Literal["record", "person", "client"]

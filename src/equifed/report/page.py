@@ -25,7 +25,7 @@ from equifed.report.charts import colour, draw_figures, draw_frontier
 from equifed.report.document import Report, build, describe_own_part
 from equifed.report.methods import TIMES, as_methods, capital, find_note, join_names, plural
 from equifed.report.numbers import LABELS
-from equifed.report.privacy import describe_budget, describe_privacy, read_budget
+from equifed.report.text import describe_budget, describe_privacy, read_budget
 from equifed.training.files import write_file
 from equifed.training.history import History
 

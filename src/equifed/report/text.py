@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from equifed.report.document import Report, Told, describe_own_part
 from equifed.report.methods import Method, Scale, capital, find_note, is_finite, join_names, plural
 from equifed.report.numbers import Difference
 from equifed.report.verdict import name_clients
-from equifed.training.events import find_warnings
+from equifed.training.events import PRIVACY, find_warnings
 from equifed.training.history import History
 
 REFUSALS = {
@@ -37,7 +37,7 @@ GLOSSARY = {
 """What the words of a report mean."""
 
 
-# -- the top of a page ----------------------------------------------------------------------------
+# -- the top of a page -----------------------------------------------------------------------------
 
 
 def write_headline(report: Report) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _list_warnings(history: History) -> list[str]:
     return list(dict.fromkeys([*recorded, *find_warnings(history)]))
 
 
-# -- differences between methods ------------------------------------------------------------------
+# -- differences between methods -------------------------------------------------------------------
 
 
 def _describe_evidence(report: Report) -> str:
@@ -294,7 +294,7 @@ def _describe_evidence(report: Report) -> str:
     return f"Differences were measured {seeds}; intervals are for other {what}, {how}."
 
 
-# -- participants, own parts, words -------------------------------------------------------
+# -- participants, own parts, words ----------------------------------------------------------------
 
 
 def describe_participant(told: Told, i: int) -> str:
@@ -345,3 +345,61 @@ def list_glossary(report: Report) -> list[tuple[str, str]]:
     used = set(report.heads.values())
     used |= {"Own part" for method in report.methods if find_note(method.history)}
     return [(word, text) for word, text in GLOSSARY.items() if word in used]
+
+
+# -- differential privacy: the budget, what it protects, and what not ------------------------------
+
+
+AT_CLIENT = "noise is added at the client, so no server is trusted"
+PROTECTED = {
+    "record": f"one row of a client by another; {AT_CLIENT}",
+    "person": f"all rows of one person by others; {AT_CLIENT}",
+    "client": "all rows of a client by others; noise is added at the server, which is trusted with "
+    "the clients' updates",
+}
+"""What may be replaced, and where noise is added, by unit."""
+
+LEFT = (
+    "What is true of many rows, whoever has them: that is what a model learns.",
+    "The numbers that this page and the run folder have of every client, test rows included, and "
+    "who took part. Publish the model alone.",
+    "Other runs on the same rows, those of tuning too: their budgets add up.",
+    "Preparation that reads the rows: scales, categories and fillings that were not declared.",
+    "A simulation: its noise follows from the seed, which the run folder names.",
+)
+"""What no budget of a run covers."""
+
+
+def read_budget(history: History) -> Mapping[str, Any] | None:
+    """Return the ledger of a run with the largest budget; None: it had no privacy."""
+    found = [told for e in history.events if e["event"] == PRIVACY for told in e["ledgers"]]
+    return max(found, key=lambda told: (told["epsilon"], told["delta"]), default=None)
+
+
+def describe_budget(told: Mapping[str, Any]) -> str:
+    """Say what a budget is, and whose rows it protects.
+
+    >>> describe_budget({"epsilon": 3.0, "delta": 1e-5, "unit": "record"})[:45]
+    'Epsilon 3 at delta 1e-05 for every record: re'
+    """
+    return (
+        f"Epsilon {told['epsilon']:g} at delta {told['delta']:g} for every {told['unit']}: "
+        f"replacing {PROTECTED[told['unit']]}. Any event that depends on the model changes its "
+        f"probability by at most a factor of e^{told['epsilon']:g}, and by {told['delta']:g} more."
+    )
+
+
+def describe_privacy(methods: Sequence[Method]) -> dict[str, list[str]] | None:
+    """Return what is protected and what not; None: no run had privacy."""
+    budgets = {method.name: read_budget(method.history) for method in methods}
+    if not any(budgets.values()):
+        return None
+    lines = [
+        (f"{name}: " if len(budgets) > 1 else "") + describe_budget(told)
+        for name, told in budgets.items()
+        if told is not None
+    ]
+    without = [name for name, told in budgets.items() if told is None]
+    if without:
+        lines.append(f"Without privacy: {join_names(without)}.")
+    return {"budget": lines, "left": list(LEFT)}

@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.arrays import show_text
-from equifed.report import Method, build, csv_text, read_methods, write_report
-from equifed.runs.load import CARD, write_model_card
+from equifed.models.export import describe
+from equifed.report import Method, build, csv_text, read_methods, write_card, write_report
+from equifed.runs.load import need_config, read_predictor
 from equifed.training import tables
 from equifed.training.files import RunFolderError, as_plain, digest, write_file
 from equifed.training.folder import is_complete, open_run_folder
 from equifed.training.history import History
-from equifed.training.signatures import SIGNATURE, SUMS, SUMS_SIGNATURE, sign_sums
+from equifed.training.keys import SIGNATURE, SUMS, SUMS_SIGNATURE, sign_sums
 
-__all__ = ["pack_evidence"]
+__all__ = ["pack_evidence", "write_model_card"]
 
+CARD = "MODEL_CARD.md"
 README, CLIENT_TABLE, CERTIFICATE, VERSIONS = (
     "README.md", "clients.csv", "certificate.json", "versions.json"
 )  # fmt: skip
@@ -65,6 +67,23 @@ LEFT = (
     "9: the plan of monitoring after it is on the market (`equifed evaluate` measures new rows)",
 )
 """What no run can answer."""
+
+
+def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
+    """Write the model card of a complete run into a folder, and return the file."""
+    run = open_run_folder(folder, trust=trust)
+    predictor = read_predictor(run)
+    prepared = predictor.preparation
+    text = write_card(
+        History.load(run.path, model=False), need_config(run).to_dict(), run.json(tables.RUN),
+        describe(predictor),
+        None if prepared is None else prepared.describe(),
+        () if prepared is None else prepared.left_out,
+    )  # fmt: skip
+    card = Path(out) / CARD
+    card.parent.mkdir(parents=True, exist_ok=True)
+    card.write_text(text, encoding="utf-8")
+    return card
 
 
 def pack_evidence(

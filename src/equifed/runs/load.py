@@ -1,4 +1,4 @@
-"""What a run folder is good for after training: predictions, new rows measured, a model card."""
+"""What a run folder is good for after training: predictions, and new rows measured."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from equifed.engines.own import settle_own
 from equifed.models.adapted import ByRow, adapt
 from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
-from equifed.models.export import DESCRIPTION, FORMAT, PROGRAM, describe
+from equifed.models.export import DESCRIPTION, FORMAT, PROGRAM
 from equifed.models.flat import FlatModel, as_data
 from equifed.models.losses import fitted_loss
 from equifed.models.own_part import OwnPart
 from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
-from equifed.report import write_card
 from equifed.runs.build import build_module, load_data
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
@@ -41,7 +40,6 @@ from equifed.training.folder import open_run_folder
 from equifed.training.history import History
 from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_model, read_names
 
-CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
 """What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
 
@@ -140,7 +138,7 @@ def _read_made(run: StoredRun) -> dict[str, Any]:
     """Return what a run was made of, or say why its model cannot be built again."""
     made = run.sealed(RUN) if RUN in run else {}
     if "model" not in made:
-        _need_config(run)
+        need_config(run)
     if MODEL not in run:
         raise RunFolderError(
             f"{run.path} has no {MODEL}: the run has not ended; resume it with: equifed resume "
@@ -155,7 +153,8 @@ def _read_made(run: StoredRun) -> dict[str, Any]:
     return made
 
 
-def _need_config(run: StoredRun) -> RunConfig:
+def need_config(run: StoredRun) -> RunConfig:
+    """Return the configuration of a run, which a run in Python has not."""
     if CONFIG not in run:
         raise RunFolderError(
             f"{run.path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) "
@@ -321,23 +320,6 @@ def _read_exported(run: StoredRun) -> Predictor:
     )
 
 
-def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
-    """Write the model card of a complete run into a folder, and return the file."""
-    run = open_run_folder(folder, trust=trust)
-    predictor = read_predictor(run)
-    prepared = predictor.preparation
-    text = write_card(
-        History.load(run.path, model=False), _need_config(run).to_dict(), run.json(RUN),
-        describe(predictor),
-        None if prepared is None else prepared.describe(),
-        () if prepared is None else prepared.left_out,
-    )  # fmt: skip
-    card = Path(out) / CARD
-    card.parent.mkdir(parents=True, exist_ok=True)
-    card.write_text(text, encoding="utf-8")
-    return card
-
-
 # -- new rows ---------------------------------------------------------------------------------
 
 
@@ -355,7 +337,7 @@ def evaluate(
 ) -> list[Drift]:
     """Measure the model of a run on new labelled rows, client by client."""
     run = open_run_folder(folder, trust=trust)
-    predictor, config = read_predictor(run), _need_config(run)
+    predictor, config = read_predictor(run), need_config(run)
     federation = _gather(predictor, table, client, run.json(RUN)["samples"]["classes"])
     dtype, own = getattr(torch, config.model["dtype"]), predictor.own
     inputs = as_data(federation.train.inputs, dtype, "cpu")

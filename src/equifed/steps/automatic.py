@@ -15,8 +15,7 @@ import numpy as np
 
 from equifed.contract import Clients, ClientVectors, Curvature, LocalSGD, MissingClients, Stream
 from equifed.contract.absence import carry_over
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import Losses, Vector, Weights, check_settings
 from equifed.steps.schedules import Problem, StepSizes, WeightChange, epsilon
 
 A = TypeVar("A")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from equifed.contract import Clients, ClientVectors, Stream, Vector, Weights
-from equifed.contract.settings import check_settings
+from equifed.contract.arrays import check_settings
 
 
 @dataclass(frozen=True)

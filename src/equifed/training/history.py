@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from equifed.contract.evaluation import Details, Evaluation, Hits
-    from equifed.contract.prediction import Predicts
+
+
+from typing import Protocol
+
+from numpy.typing import NDArray
 
 HELD = ("test", "validation", "train")
 """Splits, those that say most about new samples first."""
 
-__all__ = ["History", "MetricRecord", "RoundRecord"]
+__all__ = ["History", "MetricRecord", "Predicts", "RoundRecord"]
 
 
 @dataclass(repr=False, eq=False)
@@ -380,3 +384,38 @@ class History:
             without_own=next(iter(tables.read_metrics(run, names, tables.WITHOUT_OWN)), None),
             provenance=tables.read_provenance(run), folder=run.path,
         )  # fmt: skip
+
+
+class Predicts(Protocol):
+    """What :class:`equifed.models.predictor.Predictor` does, whose docstrings say it at length."""
+
+    @property
+    def module(self) -> Any:
+        """The module with its weights."""
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes; None for a regression."""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Who took part in training."""
+
+    def predict(self, rows: Any, client: str | Sequence[str] | None = None) -> NDArray[Any]:
+        """Return the class name, or the value, of every row."""
+
+    def predict_proba(self, rows: Any, client: str | Sequence[str] | None = None) -> NDArray[Any]:
+        """Return the probability of every class, shape (rows, classes)."""
+
+    def decision_function(
+        self, rows: Any, client: str | Sequence[str] | None = None
+    ) -> NDArray[Any]:
+        """Return scores: of the second of two classes (rows,), else of every class."""
+
+    def for_client(self, client: str) -> Predicts:
+        """Return what predicts for one client alone: its own part is in the module."""
+
+    def for_new_client(
+        self, rows: Any = None, targets: Any = None, client: str = "new client"
+    ) -> Predicts:
+        """Return what predicts for a client that took no part in training."""

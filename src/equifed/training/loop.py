@@ -17,9 +17,9 @@ from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.training import events, final_model, play_round
+from equifed.training.checkpoint import wait_for_round
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.interrupts import wait_for_round
 from equifed.training.play_round import MissingPolicy, TrainingError
 from equifed.training.tables import FORMAT, describe_value, package_versions
 from equifed.training.trackers import Callback, follow_by_default

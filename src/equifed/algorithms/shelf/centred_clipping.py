@@ -12,8 +12,8 @@ from typing_extensions import override
 from equifed.algorithms.around import WeightedWrapper, WrapperState, unwrap
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector, Weights
+from equifed.contract.arrays import check_settings
 from equifed.contract.clients import inner_products
-from equifed.contract.settings import check_settings
 from equifed.contract.views import ClientsView, VectorsView
 
 

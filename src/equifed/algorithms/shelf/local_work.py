@@ -12,9 +12,8 @@ from typing_extensions import override
 from equifed.algorithms.around import WeightedWrapper, WrapperState, change_core, unwrap
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Info, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.arrays import BlockMatrix, ClientVectors, Index
+from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, check_settings
 from equifed.contract.clients import Moved
-from equifed.contract.settings import check_settings
 from equifed.contract.views import ClientsView, VectorsView
 
 
