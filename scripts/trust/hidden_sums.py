@@ -40,7 +40,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.local import LocalSGD
 from equifed.flower.memory import Memory
-from equifed.flower.secure.sums import SecureSums
+from equifed.flower.messenger import SecureSums
 from equifed.flower.wire import Request, digest_model
 from equifed.objectives import ChiSquare, CVaR
 from equifed.runs.catalogue import ALGORITHMS, NEED_GRAM

@@ -163,7 +163,7 @@ def open_epoch(server: Server, x: Vector) -> dict[str, Any]:
 
     ``x`` is the model of all, or has one row for each.
     """
-    table, everybody = {"name": "epoch", "slots": 2, "bits": 40}, range(len(server.grid.apps))
+    table, everybody = {"name": "epoch", "slots": 2}, range(len(server.grid.apps))
     for i, row in zip(everybody, np.broadcast_to(x, (len(everybody), server.size)), strict=True):
         server.gradient(row, 1, at=i)
     keys = {str(i): server.ask("keys", {"mask": table}, at=i).numbers for i in everybody}
@@ -190,13 +190,12 @@ def read_sum(server: Server, x: Vector) -> Vector:
     mask = {**table, "weights": {str(i): 1 / len(everybody) for i in everybody}}
     args = {"key": "round/1/gradient#0/gradient", "mask": mask, "address": ["sum"], "round": 0}
     masked = {i: server.ask("sum", dict(args), at=i).arrays["masked"] for i in everybody}
-    told = {"mask": {**mask, "arrived": list(everybody)}}
     shares = {
-        i: from_hex(server.ask("unmask", dict(told), at=i).numbers["shares"], dict)
+        i: from_hex(server.ask("unmask", {"mask": mask}, at=i).numbers["shares"], dict)
         for i in everybody
     }
     parties = {int(i): Published.from_dict(keys) for i, keys in table["parties"].items()}
-    return np.asarray(from_fixed(open_sum(masked, shares, table["name"], 0, parties), 40))
+    return np.asarray(from_fixed(open_sum(masked, shares, 0, parties)))
 
 
 def ask_sum(server: Server, weights: dict[str, float]) -> Reply:
@@ -350,16 +349,10 @@ def steered_away(server: Server) -> Reply:
     return server.ask("local", args, x, control=x + 1e6, target=x)
 
 
-def two_unmaskings(server: Server) -> Reply:
-    """Lie about who is there, to get both of somebody's masks."""
-    weights = dict.fromkeys("0123", 0.25)
-    table = {**open_epoch(server, agree(server)), "weights": weights}
-    key = {"key": "round/1/gradient#0/gradient", "address": ["sum"], "round": 0}
-    assert not (reply := server.ask("sum", {**key, "mask": table})).error, reply.text
-    for arrived in ([0, 1, 2, 3], [0, 1, 2]):
-        told = {**table, "arrived": arrived}
-        reply = server.ask("unmask", {"mask": told, "address": ["unmask"]})
-    return reply
+def unmask_others(server: Server) -> Reply:
+    """Open a sum of the others, while the victim's vector is still under way."""
+    table = {**open_epoch(server, agree(server)), "weights": dict.fromkeys("0123", 0.25)}
+    return server.ask("unmask", {"mask": table, "address": ["unmask"]})
 
 
 def deleted_account(server: Server) -> Reply:
@@ -415,7 +408,7 @@ ATTACKS: dict[Attack, Refusal] = {
     steered_away: Refusal(
         "the correction of local steps has length", "model", "steps up to the bound"
     ),
-    two_unmaskings: Refusal("this step was already taken with other content", "masks"),
+    unmask_others: Refusal("no vector of this client is in this sum", "masks"),
     deleted_account: Refusal("deleted what it knew of this run", "hello"),
 }
 """Attacks, and what comes of them."""

@@ -35,7 +35,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.flower import mailbox as post
 from equifed.flower.flwr_private import Received
-from equifed.flower.secure.sums import SecureSums
+from equifed.flower.messenger import SecureSums
 from equifed.flower.wire import Request
 from equifed.objectives import ChiSquare, CVaR
 from equifed.steps.schedules import ConstantSteps

@@ -22,7 +22,7 @@ from equifed.algorithms.server_optimised import ServerOptimised
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
-from equifed.flower.secure.sums import SecureSums
+from equifed.flower.messenger import SecureSums
 from equifed.objectives import ChiSquare, CVaR, WorstCase
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.history import History

@@ -17,7 +17,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data import DataError, Federation
 from equifed.engines.simulate import simulate
-from equifed.flower.secure.sums import SecureSums
+from equifed.flower.messenger import SecureSums
 from equifed.metrics import METRICS, Metric, wilson_interval
 from equifed.metrics.metric import as_metrics
 from equifed.models.losses import cross_entropy, weigh_classes

@@ -18,7 +18,7 @@ from equifed.engines.loop import LoopClients
 from equifed.flower.client import make_client_app
 from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import gather
-from equifed.flower.secure.sums import SecureSums
+from equifed.flower.messenger import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import Task
 from equifed.models import architectures as models

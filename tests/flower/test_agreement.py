@@ -21,7 +21,7 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.flower.secure.sums import SecureSums
+from equifed.flower.messenger import SecureSums
 from equifed.objectives import ChiSquare, CVaR
 from equifed.runs import catalogue
 from equifed.steps.automatic import AutoSteps

@@ -18,8 +18,8 @@ from equifed.contract.arrays import multiply_rows
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature, CurvatureSum
 from equifed.contract.streams import Stream
+from equifed.flower.messenger import SecureSums
 from equifed.flower.questions import pack_blocks, unpack_blocks
-from equifed.flower.secure.sums import SecureSums
 from equifed.flower.wire import Reply
 from equifed.flower.worker import Worker
 from equifed.objectives import ChiSquare

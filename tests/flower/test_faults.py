@@ -36,7 +36,7 @@ from equifed.flower.app import RoundLog
 from equifed.flower.client import make_client_app
 from equifed.flower.mailbox import Deadlines
 from equifed.flower.members import Hello
-from equifed.flower.secure.sums import SecureSums
+from equifed.flower.messenger import SecureSums
 from equifed.flower.wire import PACK_LIMIT, Reply, Request, WireError
 from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps

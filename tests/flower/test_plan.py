@@ -41,11 +41,11 @@ from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.handshake import StartError
 from equifed.flower.memory import Memory
+from equifed.flower.messenger import SecureSums
 from equifed.flower.node import serve_site
 from equifed.flower.plan import pack_plan, read_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
 from equifed.flower.secure.session import Epoch
-from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Policy, SiteError
 from equifed.flower.trial.certificates import make_node_key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.streams import Stream
 from equifed.flower.app_config import (
     FLOWER,
     AppConfig,
@@ -24,17 +26,20 @@ from equifed.flower.app_config import (
     describe_run,
     read_model,
 )
-from equifed.flower.deliver import deliver
 from equifed.flower.handshake import StartError
 from equifed.flower.members import Members, gather
+from equifed.flower.memory import CARD, PAGE, digest
+from equifed.flower.messenger import SecureSums
 from equifed.flower.plan import read_plan, sign_plan, unpack_plan
 from equifed.flower.preparing import Fit
 from equifed.flower.rehearsal import choose_splits, lengthen, make_plan
-from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.statistics import show_statistics
 from equifed.flower.task import PACKAGES
+from equifed.flower.wire import Reply, WireError, pack_tensor
 from equifed.metrics.metric import as_metrics
+from equifed.models.export import describe
+from equifed.report import ReportError, as_methods, build, render_participant, write_card
 from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -213,6 +218,78 @@ def _open_folder(
         told = json.dumps(members.preparation.to_json(), indent=1).encode() + b"\n"
         write_file(folder.path / PREPARATION, told)
     return folder
+
+
+# -- what sites get at the end ------------------------------------------------------------------
+
+
+def deliver(clients: FlowerClients, config: AppConfig, history: History) -> dict[str, str]:
+    """Send every site the model and what belongs to it; return what came of it, by site.
+
+    That is the checksum of what lies in the site's folder now, or why there is nothing. A site
+    that was not in the history has no page there.
+    """
+    assert history.parameters is not None
+    x = clients.flatten_shared(history.parameters)
+    card, own = make_card(clients, config, history), make_pages(history)
+    args: dict[str, Any] = {"sha256": digest(x.detach().cpu().numpy())}
+    if clients.members.engine.remembers_own():
+        args["own_round"] = clients.round_of(x)
+    requests = clients.write_requests(
+        "deliver", Stream(0, ("deliver",)), args, {"x": pack_tensor(x)}
+    )
+    for i, request in requests.items():
+        name = clients.names[i]
+        request.args["files"] = {CARD: card} | ({PAGE: own[name]} if name in own else {})
+
+    def check(i: int, reply: Reply) -> None:
+        if not re.fullmatch("[0-9a-f]{64}", str(reply.numbers.get("checksum"))):
+            raise WireError("sent no checksum of what it keeps")
+
+    answers = clients.mailbox.ask(requests, check, partial=True)
+    told = {i: str(reply.numbers["checksum"]) for i, reply in answers.replies.items()}
+    told |= {i: f"not delivered: {failure.reason}" for i, failure in answers.failures.items()}
+    return {clients.names[i]: told[i] for i in sorted(told)}
+
+
+def make_card(clients: FlowerClients, config: AppConfig, history: History) -> str:
+    """Return the model card, without the table of single clients: sites get their own page."""
+    members = clients.members
+    schema, prepared = members.hellos[0].schema, members.preparation
+    assert history.parameters is not None
+    made = members.engine.predictor(clients.flatten_shared(history.parameters))
+    predictor = replace(
+        made,
+        own={},  # those of the sites are not here
+        clients=tuple(history.names),
+        classes=schema.class_names or made.classes,
+        preparation=prepared,
+    )
+    known = "columns, categories and preparation" if schema.digest else "arrays without names"
+    told = {
+        "versions": package_versions(),
+        "data": {"name": f"own data of every site: {known}", "source": {}}
+        | {"sha256": schema.digest or "none"},
+    }
+    text = write_card(
+        history,
+        config.to_dict(),
+        told,
+        describe(predictor),
+        None if prepared is None else prepared.describe(),
+        () if prepared is None else prepared.left_out,
+    )
+    return re.sub(r"(?s)## Clients\n.*?(?=\n## |\Z)", "", text)
+
+
+def make_pages(history: History) -> dict[str, str]:
+    """Return one page for every client by name; none if nothing was evaluated."""
+    try:
+        report = build(as_methods(history))
+        names = () if report.scale is None else history.names
+        return {name: render_participant(report, i) for i, name in enumerate(names)}
+    except ReportError:
+        return {}
 
 
 # -- what the server app says ------------------------------------------------------------------

@@ -27,7 +27,7 @@ from equifed.data.split import DataError
 from equifed.flower.handshake import Hello, StartError
 from equifed.flower.mailbox import Mailbox
 from equifed.flower.members import Members
-from equifed.flower.messenger import HiddenSums, Messenger
+from equifed.flower.messenger import Messenger, SecureSums
 from equifed.flower.task import OneClient, Task
 from equifed.flower.wire import Reply, WireError, expect_vector
 
@@ -41,7 +41,7 @@ class Fit:
 
     settings: TableSettings
     task: Task
-    hidden: HiddenSums | None = None
+    hidden: SecureSums | None = None
     warnings: list[str] = field(default_factory=list)
 
     def check(self, hellos: Sequence[Hello]) -> None:

@@ -29,12 +29,20 @@ from equifed.contract.streams import Stream
 from equifed.engines.base import products_of_rows
 from equifed.engines.own import JOINT
 from equifed.flower.mailbox import HEADER_SHARE
-from equifed.flower.matrices import digest_tensor, pack_blocks, pack_tensor, unpack_blocks
 from equifed.flower.members import ROOM
 from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import Sum
 from equifed.flower.vectors import FlowerVectors
-from equifed.flower.wire import Reply, WireError, expect_number, expect_vector
+from equifed.flower.wire import (
+    Reply,
+    WireError,
+    digest_tensor,
+    expect_number,
+    expect_vector,
+    pack_blocks,
+    pack_tensor,
+    unpack_blocks,
+)
 from equifed.models.curvature import check_sum_weights, find_places, known_curvature
 from equifed.privacy.clients import NOISED, settle_sum
 

@@ -24,9 +24,9 @@ from equifed.flower.handshake import Hello
 from equifed.flower.mailbox import Answers, Check, Mailbox
 from equifed.flower.members import Members
 from equifed.flower.memory import Memory
+from equifed.flower.messenger import SecureSums
 from equifed.flower.plan import Plan, pack_plan, read_plan, sign_plan
 from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
-from equifed.flower.secure.sums import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Privacy
 from equifed.flower.task import Schema, Task

@@ -18,12 +18,11 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.evaluate import check_metrics
 from equifed.flower.mailbox import Answers, Mailbox
-from equifed.flower.matrices import pack_metric, pack_tensor
 from equifed.flower.members import Members
-from equifed.flower.messenger import HiddenSums, Messenger
+from equifed.flower.messenger import Messenger, SecureSums
 from equifed.flower.questions import FlowerQuestions
 from equifed.flower.vectors import FlowerVectors, RequestedWork
-from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number
+from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number, pack_metric, pack_tensor
 from equifed.metrics.metric import METRICS, find_metric
 
 
@@ -35,7 +34,7 @@ class FlowerClients(FlowerQuestions, Clients):
     """
 
     def __init__(
-        self, mailbox: Mailbox, members: Members, hidden: HiddenSums | None = None
+        self, mailbox: Mailbox, members: Members, hidden: SecureSums | None = None
     ) -> None:
         super().__init__(mailbox, members, hidden)
         self._kept: dict[tuple[int, str], Tensor] = {}

@@ -17,10 +17,9 @@ from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.mailbox import Answers, Check
-from equifed.flower.matrices import pack_metric, pack_tensor
 from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import LEAST_MEMBERS, PrivacyError, Sum
-from equifed.flower.wire import Reply, Sent, WireError, expect_number
+from equifed.flower.wire import Reply, Sent, WireError, expect_number, pack_metric, pack_tensor
 
 Remake = Callable[[Messenger], None]
 """Lets clients compute again what they lost."""

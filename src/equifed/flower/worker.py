@@ -33,7 +33,6 @@ from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.account import Account, accept_plan, list_questions, name_common
 from equifed.flower.budget import FREE, PAID, Refused, refuse
-from equifed.flower.matrices import pack_blocks, read_metric
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.secure.masking import Identity, Masking, Signer
 from equifed.flower.site import Policy, SiteData
@@ -48,6 +47,8 @@ from equifed.flower.wire import (
     WireError,
     digest_model,
     expect_vector,
+    pack_blocks,
+    read_metric,
 )
 from equifed.metrics.metric import as_metrics
 from equifed.models.curvature import known_curvature

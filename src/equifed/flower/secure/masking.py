@@ -124,11 +124,9 @@ class Masking:
         a server tells members different things, the sum is noise.
         """
         slot, parties = int(self.args["slot"]), self._agreed_parties()
-        weights, bits = self._weights(parties), int(self.args["bits"])
-        words = to_fixed(
-            np.asarray(vector, dtype=np.float64) * weights[self.own], len(parties), bits
-        )
-        row = f"{name_row(weights, bits)} of {kind} {model} {round} {about}"
+        weights = self._weights(parties)
+        words = to_fixed(np.asarray(vector, dtype=np.float64) * weights[self.own], len(parties))
+        row = f"{name_row(weights)} of {kind} {model} {round} {about}"
         self._do_once(f"masked {slot}", _encode([sorted(parties), row]) + words.tobytes())
         sums = self.memory.read_record(self._name("sums"))
         entry = {"kind": kind, "model": model, "round": round, "weights": to_keys(weights)}
@@ -151,7 +149,7 @@ class Masking:
     def check_boxes(self) -> dict[str, Any]:
         """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
         told, digests = self.args["boxes"], self.args["digests"]
-        boxes = from_hex(told, dict, list), from_hex(digests, dict, list, list)
+        boxes = from_hex(told, dict, list), from_hex(digests, dict, list)
         self._do_once("boxes", _encode([told, digests]))
         bad = self._epoch().find_bad_boxes(_read(self._agreed_parties()), *boxes)
         good = {j: listed for j, listed in told.items() if int(j) not in bad}
@@ -161,11 +159,9 @@ class Masking:
     def unmask(self) -> dict[str, Any]:
         """Step 4: one share for every party whose box opened."""
         parties, slot = _read(self._agreed_parties()), int(self.args["slot"])
-        arrived = sorted(int(i) for i in self.args["arrived"])
-        self._do_once(f"unmask {slot}", _encode(arrived))
         kept = from_hex(self.memory.read_record(self._name("boxes")), dict, list)
         boxes = {j: listed[slot] for j, listed in kept.items()}
-        shares = self._epoch().unmask(slot, parties, arrived, boxes)
+        shares = self._epoch().unmask(slot, parties, boxes)
         self._agree_to_open(slot)
         return {"shares": to_hex(shares)}
 
@@ -240,13 +236,13 @@ class Masking:
         self.memory.write_record(name, done)
 
 
-def name_row(weights: Mapping[int, float], bits: int) -> str:
-    """Name a sum by all its weights and its precision: masks vanish only if all are told the same.
+def name_row(weights: Mapping[int, float]) -> str:
+    """Name a sum by all its weights: masks vanish only if all are told the same.
 
-    >>> name_row({1: 0.5, 0: 2.0}, 40)
-    '40 bits, 0:0x1.0000000000000p+1 1:0x1.0000000000000p-1'
+    >>> name_row({1: 0.5, 0: 2.0})
+    '0:0x1.0000000000000p+1 1:0x1.0000000000000p-1'
     """
-    return f"{bits} bits, " + " ".join(f"{i}:{float(w).hex()}" for i, w in sorted(weights.items()))
+    return " ".join(f"{i}:{float(w).hex()}" for i, w in sorted(weights.items()))
 
 
 def to_keys(weights: Mapping[int, float]) -> dict[str, float]:

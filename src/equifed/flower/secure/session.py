@@ -5,15 +5,16 @@ Client i adds to its vector a mask of its own, :math:`\mathrm{PRG}(b_i)`, and on
 
 1. keys: every client publishes, for every slot, a public key for masks and a digest of its own
    mask, and one key for shares; signed, where it has the key that its node is registered with.
-2. shares: every client shares, for every slot, its :math:`b_i` and its secret mask key among all,
-   each share encrypted for its holder (a box) and with a digest; the server relays what it cannot
-   read. Holders open their boxes at once and say whose do not hold what the digest says.
-3. masked: every client sends its scaled, masked vector.
-4. unmask: those still there send shares of :math:`b_j` for every j whose masked vector arrived, and
-   of the mask key for every j whose vector did not; never both for the same client and slot. With t
-   of n answers the server removes what masks are left and holds the sum, and nothing else. A share
-   that is not the one of the digest is the fault of who sent it; a secret that is not the published
-   one, though all shares are, that of the client whose it is.
+2. shares: every client shares, for every slot, its :math:`b_i` among all, each share encrypted for
+   its holder (a box) and with a digest; the server relays what it cannot read. Holders open their
+   boxes at once and say whose do not hold what the digest says.
+3. masked: every client sends its scaled, masked vector. All must arrive: the masks of pairs are
+   gone from the sum of all alone. Unlike in the paper nobody shares the key of these masks, so the
+   vectors of a sum that lost a member are never opened; the round begins anew without it.
+4. unmask: those still there send their shares of every :math:`b_j`. With t of n answers the server
+   removes these masks and holds the sum, and nothing else. A share that is not the one of the
+   digest is the fault of who sent it; a secret that is not the published one, though all shares
+   are, that of the client whose it is.
 
 A client that is gone after step 3 is still in the sum. Steps 1 and 2 are repeated every
 ``slots`` sums only.
@@ -29,7 +30,7 @@ Nothing here knows of Flower: bytes and plain values go in and out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from equifed.flower.secure.masks import (
-    SHARE_BYTES,
     Words,
     agree_on_key,
     derive_key,
@@ -54,10 +54,10 @@ NONCE = bytes(12)
 
 
 Boxes = dict[int, list[bytes]]
-"""Encrypted pairs of shares, by client and slot."""
+"""Encrypted shares, by client and slot."""
 
-Digests = dict[int, list[list[bytes]]]
-"""Digests of both shares, by client and slot."""
+Digests = dict[int, list[bytes]]
+"""Digests of shares, by client and slot."""
 
 
 class SecureError(RuntimeError):
@@ -152,7 +152,7 @@ class Epoch:
         return Published(make_public_key(self._derive("sharing")), masking, own)
 
     def share(self, parties: Mapping[int, Published]) -> tuple[Boxes, Digests]:
-        """Step 2: return one encrypted pair of shares per slot for every other, digests of all."""
+        """Step 2: return one encrypted share per slot for every other, and digests of all."""
         if parties.get(self.own) != self.publish():
             raise SecureError("the list of parties does not hold this client's own keys")
         if len(parties) < 2:
@@ -160,12 +160,12 @@ class Epoch:
         boxes: Boxes = {j: [] for j in parties if j != self.own}
         digests: Digests = {j: [] for j in sorted(parties)}
         for slot in range(self.slots):
-            own, mask = self._both_shares(slot, sorted(parties))
+            shares = self._share_own(slot, sorted(parties))
             for j, listed in boxes.items():
                 box = ChaCha20Poly1305(self._box_key(parties[j].sharing, self.own, j, slot))
-                listed.append(box.encrypt(NONCE, own[j] + mask[j], None))
-            for j, pairs in digests.items():
-                pairs.append([digest_secret(own[j]), digest_secret(mask[j])])
+                listed.append(box.encrypt(NONCE, shares[j], None))
+            for j, told in digests.items():
+                told.append(digest_secret(shares[j]))
         return boxes, digests
 
     def find_bad_boxes(
@@ -175,9 +175,8 @@ class Epoch:
 
         def fits(j: int, slot: int) -> bool:
             try:
-                pair = self._open(j, slot, parties, {j: boxes[j][slot]})
-                found = [digest_secret(pair[:SHARE_BYTES]), digest_secret(pair[SHARE_BYTES:])]
-                return found == digests[j][slot]
+                share = self._open(j, slot, parties, {j: boxes[j][slot]})
+                return digest_secret(share) == digests[j][slot]
             except (SecureError, KeyError, IndexError):
                 return False
 
@@ -192,52 +191,33 @@ class Epoch:
         ``members`` says who has a weight; the masks are gone only if all were told the same.
         """
         publics = {j: keys.masking[slot] for j, keys in parties.items()}
-        purpose = _name_sum(self.name, slot, parties, members)
+        purpose = f"{self.name} slot {slot} of {sorted(parties)} sum of {members}"
         pairs = make_pair_mask(
             self._derive(f"mask {slot}"), self.own, publics, purpose, len(vector)
         )
         return vector + expand_mask(self._derive(f"own {slot}"), len(vector)) + pairs
 
     def unmask(
-        self,
-        slot: int,
-        parties: Mapping[int, Published],
-        arrived: Sequence[int],
-        boxes: Mapping[int, bytes],
+        self, slot: int, parties: Mapping[int, Published], boxes: Mapping[int, bytes]
     ) -> dict[int, bytes]:
-        """Step 4: return a share of each party with a box: of its own mask, or of its mask key."""
-        if not set(arrived) <= set(parties) or len(set(arrived)) < majority(len(parties)):
-            raise SecureError("too few vectors arrived to open the sum")
-        if self.own not in arrived:
-            raise SecureError("this client's own vector is said not to have arrived")
+        """Step 4: return a share of the own mask of each party with a box."""
         held = [j for j in sorted(parties) if j == self.own or j in boxes]
-        pairs = {j: self._open(j, slot, parties, boxes) for j in held}
-        return {
-            j: pair[:SHARE_BYTES] if j in arrived else pair[SHARE_BYTES:]
-            for j, pair in pairs.items()
-        }
+        return {j: self._open(j, slot, parties, boxes) for j in held}
 
     def _open(
         self, j: int, slot: int, parties: Mapping[int, Published], boxes: Mapping[int, bytes]
     ) -> bytes:
         if j == self.own:
-            own, mask = self._both_shares(slot, sorted(parties))
-            return own[j] + mask[j]
+            return self._share_own(slot, sorted(parties))[j]
         key = self._box_key(parties[j].sharing, j, self.own, slot)
         try:
             return ChaCha20Poly1305(key).decrypt(NONCE, boxes[j], None)
         except (InvalidTag, KeyError):
             raise SecureError("a share is missing or was changed on its way") from None
 
-    def _both_shares(
-        self, slot: int, holders: Sequence[int]
-    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        t = majority(len(holders))
-        random = [derive_key(self.secret, f"polynomial {kind} {slot}") for kind in ("own", "mask")]
-        return (
-            share_secret(self._derive(f"own {slot}"), random[0], holders, t),
-            share_secret(self._derive(f"mask {slot}"), random[1], holders, t),
-        )
+    def _share_own(self, slot: int, holders: Sequence[int]) -> dict[int, bytes]:
+        drawn = derive_key(self.secret, f"polynomial own {slot}")
+        return share_secret(self._derive(f"own {slot}"), drawn, holders, majority(len(holders)))
 
     def _box_key(self, public: bytes, sender: int, holder: int, slot: int) -> bytes:
         purpose = f"{self.name} share of {sender} for {holder} in {slot}"
@@ -250,40 +230,26 @@ class Epoch:
 def open_sum(
     masked: Mapping[int, Words],
     answers: Mapping[int, Mapping[int, bytes]],
-    name: str,
     slot: int,
     parties: Mapping[int, Published],
-    members: str = "",
 ) -> Words:
-    """Return the sum of the ``masked`` vectors that arrived: the server's side of step 4.
+    """Return the sum of the ``masked`` vectors: the server's side of step 4.
 
-    ``answers`` are, by client that answered, its share for every party, ``parties`` those that were
-    asked for vectors. Raises :class:`WrongSecret` if shares do not belong to what was published.
+    ``answers`` are, by client that answered, its share for every party. Raises
+    :class:`WrongSecret` if shares do not belong to what was published.
     """
     need = majority(len(parties))
+    if set(masked) != set(parties):
+        raise SecureError("a vector is missing, so the sum is under the masks of pairs")
     if len(answers) < need:
         raise SecureError(f"{len(answers)} clients answered the last step, {need} are needed")
     total = sum_words(masked.values())
-    size = len(total)
-    purpose = _name_sum(name, slot, parties, members)
     for j in sorted(parties):
         secret = _rebuild(j, {i: shares[j] for i, shares in answers.items() if j in shares}, need)
-        if j in masked:
-            if digest_secret(secret) != parties[j].own[slot]:
-                raise WrongSecret(j)
-            total = total - expand_mask(secret, size)
-            continue
-        # What j would have added to cancel the masks of those who arrived.
-        if make_public_key(secret) != parties[j].masking[slot]:
+        if digest_secret(secret) != parties[j].own[slot]:
             raise WrongSecret(j)
-        others = {i: parties[i].masking[slot] for i in masked}
-        total = total + make_pair_mask(secret, j, others, purpose, size)
+        total = total - expand_mask(secret, len(total))
     return total
-
-
-def _name_sum(name: str, slot: int, parties: Iterable[int], members: str) -> str:
-    """Name one sum, for which alone masks are made."""
-    return f"{name} slot {slot} of {sorted(parties)} sum of {members}"
 
 
 def digest_secret(secret: bytes) -> bytes:
