@@ -375,9 +375,9 @@ class Refusal:
     left: str = "nothing"
 
 
-NOBODY = "signed by nobody whom this site's policy lists"
+NOBODY = "not signed by an operator listed in this site's policy"
 ATTACKS: dict[Attack, Refusal] = {
-    stranger_without_plan: Refusal("this site answers signed runs alone", "hello", "its plan"),
+    stranger_without_plan: Refusal("this site answers only signed runs", "hello", "its plan"),
     stranger_signs: Refusal(NOBODY, "hello", "its plan"),
     stranger_skips_hello: Refusal("no plan of this run was agreed to", "account", "its plan"),
     plan_changed: Refusal(NOBODY, "hello", "more rounds, signed again"),
@@ -390,7 +390,7 @@ ATTACKS: dict[Attack, Refusal] = {
     many_evaluations: Refusal("models in 'metrics', the plan has", "account", "16 measurements"),
     training_rows_measured: Refusal("the plan measures nothing on or by 'train'", "account"),
     more_rounds: Refusal("round 61 is asked about, the plan has 60", "account", "60 rounds"),
-    one_row_batches: Refusal("minibatches of 1 are asked for", "account", "the plan's size"),
+    one_row_batches: Refusal("the request has minibatches of 1", "account", "the plan's size"),
     other_seed: Refusal("drawn by another seed than the plan's", "account", "the plan's seed"),
     older_round: Refusal("of round 2 after round 3 had begun", "account", "rounds in order"),
     far_model: Refusal("the plan's bound is 50", "model", "models up to the bound: below"),

@@ -409,7 +409,7 @@ def test_wrong_limits_are_refused(arguments: dict[str, Any], message: str) -> No
 
 def test_an_objective_without_an_exact_cap_is_refused_with_the_cure() -> None:
     objective = Transport(0.5, ((0.0, 1.0), (1.0, 0.0)))
-    with pytest.raises(ValueError, match=r"Transport.*has no exact form.*or say cap = 1"):
+    with pytest.raises(ValueError, match=r"Transport.*has no exact form.*or set cap = 1"):
         Guarded(AFL(objective=objective))
     Guarded(AFL(objective=objective), Guard(cap=1.0))
     Guarded(AFL(objective=objective), Guard("watch"))

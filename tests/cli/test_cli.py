@@ -257,7 +257,7 @@ def test_data_show_prints_who_has_what() -> None:
     assert row.split() == ["pullover", "7", "500", "0", "7", "0"]
     assert equifed("data", "show", "nothing").exit_code == 2
     other = equifed("data", "show", "fashion-three", "--set", "rounds=7")
-    assert (other.exit_code, "only data.KEY matters here" in other.stderr) == (2, True)
+    assert (other.exit_code, "only data.KEY is used here" in other.stderr) == (2, True)
 
 
 def test_data_fetch_of_embedded_and_unknown_data() -> None:

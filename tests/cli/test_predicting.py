@@ -247,7 +247,7 @@ def test_runs_on_arrays_predict_in_python_and_say_so(tmp_path: Path) -> None:
 
 
 def test_folders_that_hold_no_model_say_why(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="is no folder"):
+    with pytest.raises(RunFolderError, match="is not a folder"):
         ef.load_predictor(tmp_path / "nothing")
     with pytest.raises(RunFolderError, match=r"has no config\.toml"):
         ef.load_predictor(tmp_path)

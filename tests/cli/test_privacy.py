@@ -61,8 +61,8 @@ def test_what_is_no_ledger_is_refused(config: Any, tmp_path: Path) -> None:
     for given, words in [
         ((), "one of the two"),
         ((out, "--plan"), "one of the two"),
-        ((out,), "tells of no privacy"),
-        ((other,), "is no privacy ledger"),
+        ((out,), "records no privacy"),
+        ((other,), "is not a privacy ledger"),
         ((tmp_path / "none.json",), "No such file"),
         (("--plan", "--rounds", "x"), "whole numbers from 1"),
         (("--plan", "--algorithm", "afl"), "one of fair-newton"),

@@ -273,7 +273,7 @@ REFUSED = {
         "contain NaN in column 0",
     ),
     "sparse": (pytest.importorskip("scipy.sparse").csr_array(X), Y, r"is sparse.*X\.toarray\(\)"),
-    "ragged": ([[1, 2], [3], [4, 5]], Y, "train X is no array.*unequal length"),
+    "ragged": ([[1, 2], [3], [4, 5]], Y, "train X is not an array.*unequal length"),
     "complex": (X + 1j, Y, "'a': train X has the dtype complex128"),
     "none among text": (X, ["no", None, "yes"], r"'a': train y holds None \(NoneType\) at \[1\]"),
     "numbers among text": (X, ["1", 1, 2], r"'a': train y holds '1' \(str\) at \[0\]"),
@@ -296,7 +296,7 @@ LABELS = {
     "infinite": ([0.0, float("inf"), 1.0], "whole numbers, got inf"),
     "not whole": ([0.0, 0.5, 1.0], "whole numbers, got 0.5 in row 1"),
     "too large": ([0, 5, 1], "'a'.*got 5"),
-    "huge": ([0.0, 1e300, 1.0], "no label"),
+    "huge": ([0.0, 1e300, 1.0], "not a label"),
 }
 
 
@@ -395,7 +395,7 @@ def test_clients_that_print_alike_stay_apart(make):
         ({"c": ["a"], "x": "1", "y": [0]}, "'x' must be a list"),
         ({"c": ["a"], "x": 1, "y": [0]}, "Cannot read a dict"),
         ({"c": [["a"]], "x": [1], "y": [0]}, "'c' must be text or numbers, got a list"),
-        ({"c": ["a"], "x": [np.datetime64("2020-01-01")], "y": [0]}, "'x' is no feature .dates"),
+        ({"c": ["a"], "x": [np.datetime64("2020-01-01")], "y": [0]}, "'x' is not a feature .dates"),
         ({"c": ["a"], "x": [np.ma.masked], "y": [0]}, "'x' lacks a value"),
         ({"c": ["a"], "x": [{}], "y": [0]}, "'a': column 'x' is not numeric: it holds a dict"),
         ({"c": ["a"], "x": [float("inf")], "y": [0]}, "'a': column 'x' holds inf"),

@@ -165,7 +165,7 @@ def test_what_a_site_gives_is_checked() -> None:
     with pytest.raises(DataError, match="says 'south', but this site is 'north'"):
         SiteTable.read(others, "north", request)
     asked = ask_kinds(["ill"], Target("ill"), Prepare())
-    with pytest.raises(DataError, match="'ill' is no feature that was agreed"):
+    with pytest.raises(DataError, match="'ill' is not a feature that was agreed"):
         site.answer(asked)
     assert site.describe_kinds()[:2] == [["age", "numbers"], ["arm", "texts"]]
     assert site.describe_target() == {"numeric": False, "whole": False, "labels": ["no", "yes"]}

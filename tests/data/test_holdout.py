@@ -122,7 +122,9 @@ def test_times_are_read_in_their_order(values):
 
 
 def test_dates_of_unknown_order_are_refused():
-    with pytest.raises(DataError, match="'t' holds '03/04/2024', which is no number and no date"):
+    with pytest.raises(
+        DataError, match="'t' holds '03/04/2024', which is neither a number nor a date"
+    ):
         read_moments("t", ["03/04/2024"])
 
 

@@ -139,7 +139,7 @@ def test_every_client_by_its_own_numbers():
     sites = {"site": ["b", "a"], "x": [100.0, 3.0]}
     column = Preparation(fitted.columns, fitted.target, "site", fitted.scale, fitted.missing)
     np.testing.assert_allclose(column.apply(sites).ravel(), [0, 1])
-    with pytest.raises(DataError, match=r"client 'z'; say client=NAME, one of a, b, c"):
+    with pytest.raises(DataError, match=r"client 'z'; pass client=NAME, one of a, b, c"):
         fitted.apply({"x": [1.0]}, "z")
     again = Preparation.from_json(json.loads(json.dumps(fitted.to_json())))
     assert again == fitted and again.digest() == fitted.digest()

@@ -127,11 +127,11 @@ def test_new_rows_are_filled_up_likewise(how, tmp_path):
 
 
 REFUSED = {
-    r"'a': train X\['x'\], item 1 holds \['word'\], which is no number": (
+    r"'a': train X\['x'\], item 1 holds \['word'\], which is not a number": (
         {"x": [[1], ["word"]]}, {"pad": 0}
     ),
-    r"item 0 is no array \(.*; give a list of numbers": ({"x": [[[1], [1, 2]], [1]]}, {"pad": 0}),
-    r"pad names 'z', which is no sequence of the samples; there are x": (
+    r"item 0 is not an array \(.*; give a list": ({"x": [[[1], [1, 2]], [1]]}, {"pad": 0}),
+    r"pad names 'z', which is not a sequence of the samples; there are x": (
         {"x": [[1], [1, 2]]}, {"pad": {"z": 0}}
     ),
     r"mask='m' cannot be made: x and z have different lengths": (

@@ -132,8 +132,8 @@ def test_work_that_is_not_for_programs_is_refused_with_a_reason(
 @pytest.mark.parametrize(
     ("module", "options", "reason"),
     [
-        (chain(5, 4, 4, 4, 3), {}, "no chain of at most three"),
-        (nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3)), {}, "no chain"),
+        (chain(5, 4, 4, 4, 3), {}, "not a chain of at most three"),
+        (nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3)), {}, "not a chain"),
         (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3, bias=False)), {}, "differ in"),
         (nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3)), {}, "not fully connected"),
         (chain(5, 3), {"dtype": torch.float64}, "float64"),

@@ -126,7 +126,7 @@ def test_a_new_app_runs_with_hidden_sums(
 def test_a_folder_without_a_run_cannot_be_resumed(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StartError, match="holds no run of a federation"):
+    with pytest.raises(StartError, match="holds no federation run"):
         run_app(app, tmp_path, monkeypatch, out=str(tmp_path), resume=True)
 
 
@@ -182,7 +182,7 @@ def test_data_of_an_embedded_set_go_by_partition() -> None:
         ({}, "clients is required"),
         ({"clients": 0}, "at least 1"),
         ({"clients": 2, "privacy": "total"}, "privacy must be"),
-        ({"clients": 2, "privacy": "sums"}, "'sums'.*is gone: use 'secure'"),
+        ({"clients": 2, "privacy": "sums"}, "'sums'.*was removed: use 'secure'"),
         ({"clients": 2, "privacy": "secure"}, "at least three clients"),
         ({"clients": 2, "resume": True}, "resume needs 'out'"),
     ],
@@ -237,7 +237,7 @@ KEPT["plan"] = {"text": "", "signature": ""}
         (["--out", "{out}", "-c", "privacy='none'"], "privacy: a resumed run keeps"),
         (["--out", "{out}", "-c", "rounds=3 clients=2"], "clients: a resumed run keeps"),
         (["--out", "{out}", "--nodes", "2"], "has 3 clients; --nodes cannot change that to 2"),
-        (["--out", "{out}/none"], "holds no run of a federation"),
+        (["--out", "{out}/none"], "holds no federation run"),
     ],
 )
 def test_resume_refuses_what_cannot_change(
@@ -270,7 +270,7 @@ def options(command: str) -> dict[str, str]:
 
 def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
     found = CliRunner().invoke(flower_cli.app, ["up", str(tmp_path)])
-    assert found.exit_code == 2 and "no app of equifed" in found.output
+    assert found.exit_code == 2 and "not an app of equifed" in found.output
 
 
 # -- doctor -----------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_the_doctor_finds_what_is_wrong_with_keys_and_certificates(tmp_path: Pat
         ("good", "good/ca.pem", "answers with TLSv1.3, trusted"),
         ("good", "other/ca.pem", "was issued by another authority than the given one"),
         ("old", "old/ca.pem", "has expired"),
-        ("good", "good/server.key", "is no PEM certificate"),
+        ("good", "good/server.key", "is not a PEM certificate"),
     ):
         with serve_tls(tmp_path / name) as port:
             found = doctor._check_superlink(f"127.0.0.1:{port}", tmp_path / ca)
@@ -341,7 +341,7 @@ def test_the_doctor_lets_a_site_say_hello_with_its_own_data(app: Path, tmp_path:
     wrong = found(f'partition-id=7 name="north" memory="{memory}"')
     assert not wrong["north cannot take part: partition-id: penguins has clients 0..2, got 7"]
     memory.chmod(0o777)
-    assert any("others can look into it" in text for text in found(f'memory="{memory}"'))
+    assert any("other users can read it" in text for text in found(f'memory="{memory}"'))
     assert not found('data="/nowhere.npz"')["the data /nowhere.npz are not there"]
     assert not found('privacy="total"')["privacy must be 'none' or 'secure', got 'total'"]
     assert any("cannot be read" in text for text in found('name="north" name="south"'))
@@ -382,7 +382,7 @@ def test_a_run_goes_on_with_the_settings_it_started_with(
         ({"schema": {"input_shape": [9]}}, {}, r"input_shape is \[9\]; the clients have"),
         ({"schema": {"digest": "abc"}}, {}, "digest is abc"),
         ({"model": "another"}, {}, "had another model than the clients build now"),
-        ({"config": 3}, {}, "holds no run of a federation"),
+        ({"config": 3}, {}, "holds no federation run"),
     ],
 )
 def test_a_run_does_not_go_on_as_another_one(
@@ -432,7 +432,7 @@ esac
             "The run ended: north is missing",
         ),
         ('echo \'{"run-id": "7"}\'', "INFO: start", "finished:failed", 1, "it was killed, or ran"),
-        ('echo \'{"run-id": "7"}\'', "", "finished:stopped", 1, "stopped by somebody"),
+        ('echo \'{"run-id": "7"}\'', "", "finished:stopped", 1, "stopped with flwr stop"),
         ('echo \'{"run-id": "7"}\'', "", "", 1, "cannot be reached any more"),
         ("echo 'ConnectError: refused'; exit 1", "", "", 2, "The SuperLink cannot be reached"),
         (

@@ -147,10 +147,10 @@ class OwnLoop(FedAvg):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BestRound(OwnLoop()), "OwnLoop has a start of its own"),
+        (lambda: BestRound(OwnLoop()), "OwnLoop overrides start"),
         (lambda: BestRound(FedAvg(), "eval_acc"), "Which way is 'eval_acc' better"),
         (lambda: BestRound(FedAvg(), by="mean"), "by must be 'site' or 'fifth'"),
-        (lambda: BestRound(FedAvg(), higher_is_better=False), "a direction of its own"),
+        (lambda: BestRound(FedAvg(), higher_is_better=False), "a known direction"),
     ],
 )
 def test_what_cannot_be_chosen_by_is_refused(make, message):

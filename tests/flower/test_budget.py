@@ -114,7 +114,7 @@ def test_a_run_spends_the_budget_of_a_run_and_the_third_is_refused(
     for ledger in first:
         again = budget.open_ledger(tmp_path / "memory", ledger.name)
         assert ledger.spent < again.spent <= 3.0
-    with pytest.raises(StartError, match=r"budget of this site is spent: the plan would cost ep"):
+    with pytest.raises(StartError, match=r"privacy budget does not suffice: the plan costs ep"):
         run(grid, table, privacy)
 
 
@@ -146,7 +146,7 @@ def test_curvature_is_that_of_the_simulator_and_moments_are_paid_once(
         new = [Entry(**e) for e in ledger["entries"]][len(before) :]
         assert [(e.kind, e.steps) for e in new] == [("losses", 3), ("gradients", 3)]
         assert compose(new, 1e-5) == pytest.approx(2.0)  # what moments cost buys less noise
-    with pytest.raises(StartError, match=r"budget of this site is spent: the plan would cost"):
+    with pytest.raises(StartError, match=r"privacy budget does not suffice: the plan costs"):
         for _ in range(9):
             run(grid, table)
 
@@ -160,7 +160,7 @@ def test_the_ledger_of_a_node_is_shown(tmp_path: Path) -> None:
     assert {one["kind"] for one in told["entries"]} == {"losses", "gradients", "moments"}
     assert "moments" in equifed("privacy", folder / "client-2.json").stdout
     result = equifed("privacy", folder / "client-2.moments")
-    assert result.exit_code == 2 and "is no privacy ledger" in result.stderr
+    assert result.exit_code == 2 and "is not a privacy ledger" in result.stderr
 
 
 def test_squared_losses_follow_from_moments_and_a_second_run_is_free(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ UNUSABLE = {
     "silence": (lambda q, r: [], "no answer within"),
     "nan loss": (with_numbers(loss=float("nan")), "loss is nan"),
     "infinite loss": (with_numbers(loss=float("inf")), "loss is inf"),
-    "text for a loss": (with_numbers(loss="1"), "loss is no number"),
+    "text for a loss": (with_numbers(loss="1"), "loss is not a number"),
     "nan in a vector": (with_gradient(lambda g: g * np.nan), "squared gradient norm is nan"),
     "overflowing vector": (with_gradient(lambda g: g * 0 + 1e200), "squared gradient norm is inf"),
     "wrong length": (with_gradient(lambda g: g[:-1]), "expected float64 of shape (18,)"),

@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "client-0 and client-2 have different data: classes is 3 and 2",
     ),
     "model": (lambda n: n.update(model="another"), "client-2 built another model than the server"),
-    "name": (lambda n: n.update(name="client-1"), "Two nodes call themselves 'client-1'"),
+    "name": (lambda n: n.update(name="client-1"), "Two nodes have the name 'client-1'"),
     "nonsense": (lambda n: n.pop("sizes"), "the hello is incomplete"),
 }
 

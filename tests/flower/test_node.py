@@ -144,7 +144,7 @@ def test_a_node_answers_refuses_and_survives(tmp_path: Path) -> None:
     assert broken.error == "data" and "ValueError" in broken.text and "17" not in broken.text
     asked = [line for line in lines if line["event"] == "request"]
     assert [line["request"] for line in asked] == ["hello", "query.read"] + ["hello"] * 4
-    assert "no request that this site answers" in asked[1]["refused"]
+    assert "not a request that this site answers" in asked[1]["refused"]
     assert asked[0]["numbers"]["name"] == "north" and asked[0]["arrays"] == {}
     assert all((line["bytes_in"], line["bytes_out"]) == (20, 10) for line in asked)
     assert all(line["site"] == "north" and "seconds" in line for line in asked)
@@ -189,7 +189,7 @@ def test_a_plan_beyond_the_privacy_budget_is_written_down_as_refused(tmp_path: P
     message = Message(hello.to_records(), 7, node.VERBS["hello"].message)
     (sent,), lines = serve(tmp_path, (1, 60.0, message, ""), policy=rules)
     (line,) = [line for line in lines if line["event"] == "request"]
-    wanted = "this site is spent: the plan would cost epsilon 1, and 0.3"
+    wanted = "privacy budget does not suffice: the plan costs epsilon 1, and 0.3"
     for said in (line["refused"], Reply.from_records(sent.content).text):
         assert wanted in said
 
@@ -219,7 +219,7 @@ def test_a_site_whose_app_cannot_be_imported_is_told_so(tmp_path: Path) -> None:
     [
         (ask("hello", "train.local"), "asks for 'hello'"),
         (Message(RecordDict(), 7, "query.hello"), "no equifed header"),
-        (Message(RecordDict(), 7, "train"), "no request that this site answers"),
+        (Message(RecordDict(), 7, "train"), "not a request that this site answers"),
     ],
 )
 def test_a_node_judges_what_it_is_asked(message: Message, reason: str) -> None:
@@ -254,7 +254,7 @@ def test_every_private_name_of_flwr_is_as_we_use_it() -> None:
     wrong = {"flwr.supercore.heartbeat:HeartbeatSender": "heart", "flwr.gone:x": ""}
     assert flwr_private.find_changes(wrong) == [
         "flwr.supercore.heartbeat:HeartbeatSender takes no 'heart' any more",
-        "flwr.gone:x is gone",
+        "flwr.gone:x was removed",
     ]
 
 

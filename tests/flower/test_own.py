@@ -231,6 +231,6 @@ def test_a_damaged_own_part_is_told_and_not_replaced(tmp_path: Path) -> None:
     memory = Memory(tmp_path, "test", "client-2")
     for file in memory.folder.glob("*.vector"):
         file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(MissingClients, match="own part of round 1 is gone or damaged") as caught:
+    with pytest.raises(MissingClients, match="own part of round 1 is missing or damaged") as caught:
         clients.losses(x, Stream(3).at("round", 2, "losses"))
     assert list(caught.value.reasons) == [2]

@@ -135,7 +135,9 @@ def test_an_operator_who_is_listed_no_more_has_no_say_in_runs_under_way() -> Non
         config = next(iter(server.grid.contexts.values())).node_config
         line = public_of(KEY, "bert").line
         Path(str(config["policy"])).write_text(f'operators = ["{line} bert"]\n')
-        assert "signed by nobody whom this site's policy lists" in server.gradient(x, 2).text
+        assert (
+            "not signed by an operator listed in this site's policy" in server.gradient(x, 2).text
+        )
 
 
 def settings(tmp_path: Path, **given: Any) -> FederationSettings:
@@ -163,7 +165,7 @@ def test_a_signed_run_is_the_unsigned_one(privacy: Any, tmp_path: Path) -> None:
 
 
 def test_sites_with_operators_refuse_an_unsigned_run(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="West: refused: this site answers signed runs alone"):
+    with pytest.raises(StartError, match="West: refused: this site answers only signed runs"):
         run(make_grid(tmp_path / "sites", more=listed(tmp_path)))
 
 
@@ -248,7 +250,7 @@ def test_a_name_has_one_key_and_a_key_one_name(tmp_path: Path) -> None:
 
 def test_a_node_without_operators_does_not_start(tmp_path: Path) -> None:
     private, _ = make_node_key(tmp_path, "north")
-    with pytest.raises(SiteError, match=r"lists no operators.*or say --any-operator"):
+    with pytest.raises(SiteError, match=r"lists no operators.*or use --any-operator"):
         serve_site("app", 'name="north"', "x:1", tmp_path / "ca.pem", private, None)
 
 
@@ -264,7 +266,7 @@ def test_keys_are_written_once_and_read_back(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(f'operators = ["{line}"]\n')
     assert list(Policy.read(tmp_path / "policy.toml").operator_keys) == ["anna"]
     for text, message in (
-        ('operators = ["ssh-ed25519 AAAA anna"]', "is no public key with a name"),
+        ('operators = ["ssh-ed25519 AAAA anna"]', "is not a public key with a name"),
         ('approve = "ask"', "needs operators"),
         ('approve = "later"', "approve"),
     ):

@@ -143,7 +143,7 @@ def test_a_policy_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     for text, message in (
         ("max_step = 3", "max_step.*did you mean 'max_steps'"),
         ('privacy = "total"', "privacy must be 'none' or 'secure', got 'total'"),
-        ('privacy = "sums"', "'sums'.*is gone: use 'secure'"),
+        ('privacy = "sums"', "'sums'.*was removed: use 'secure'"),
         ("clip = -1.0", "clip must be above 0"),
         ("max_steps = 0", "max_steps must be above 0"),
         ("max_message = 9", "max_message"),

@@ -111,7 +111,7 @@ def test_any_threshold_of_shares_rebuild_and_fewer_do_not(
     shares = share_secret(secret, randomness, holders, t)
     chosen = data.draw(st.permutations(holders))
     assert rebuild_secret({i: shares[i] for i in chosen[:t]}) == secret
-    with contextlib.suppress(ValueError):  # most often what too few give is no secret at all
+    with contextlib.suppress(ValueError):  # most often what too few give is not a secret at all
         assert rebuild_secret({i: shares[i] for i in chosen[: t - 1]}) != secret
 
 
@@ -313,7 +313,7 @@ def test_a_client_masks_one_vector_once_per_slot(grid: MemoryGrid) -> None:
     sums._epoch.slot -= 1
     torch.testing.assert_close(gradients.weighted_sum(WEIGHTS), first, rtol=0, atol=0)
     sums._epoch.slot -= 1
-    with pytest.raises(MissingClients, match="already taken with other content"):
+    with pytest.raises(MissingClients, match="already taken with different content"):
         gradients.weighted_sum(WEIGHTS[::-1].copy())
 
 
@@ -449,7 +449,7 @@ def test_clients_refuse_a_second_epoch_with_other_members_at_one_model(grid: Mem
             {"0": 1.0, "1": 2.0**-60, "2": 2.0**-60, "3": 0.0, "4": 0.0},
             "client 0 has 1 of the",
         ),
-        ({"0": 0.5, "1": 0.5, "2": 0.0, "3": 0.0, "4": 0.0}, "a sum of 2 members is asked for"),
+        ({"0": 0.5, "1": 0.5, "2": 0.0, "3": 0.0, "4": 0.0}, "a sum of 2 members hides too little"),
         ({"0": 1.0}, "not those of all its parties"),
     ],
 )
@@ -470,7 +470,7 @@ def test_what_clients_remember_is_not_summed_alone(grid: MemoryGrid) -> None:
     _, gradients = clients.value_and_gradient(x, STREAM)
     memory = clients.remember(None, clients.index, gradients)
     held = clients.remembered(memory, np.arange(4))
-    with pytest.raises(PrivacyError, match="not summed where sums are hidden"):
+    with pytest.raises(PrivacyError, match="not summed under hidden sums"):
         held.weighted_sum(WEIGHTS[:4])
     fewer = clients.subset([0, 1, 2, 3])
     _, new = fewer.value_and_gradient(x + 1, Stream(0).at("round", 2, "gradient"))
@@ -517,7 +517,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "holders written otherwise": (
         "query.shares",
         lambda n: {**n, "boxes": {f"0{j}": v for j, v in n["boxes"].items()}},
-        "sent something else than keys or shares",
+        "sent data that are neither keys nor shares",
     ),
     "digests of other shares": (
         "query.shares",
@@ -566,7 +566,7 @@ def test_noise_in_a_sum_is_told(grid: MemoryGrid) -> None:
     grid.tamper = tamper
     clients.value_and_gradient(x + 1, STREAM)[1].weighted_sum(WEIGHTS)
     ((_, note),) = clients.take_notes()
-    assert "masked vector was wrong or damaged, and nobody can see whose" in note
+    assert "masked vector was wrong or damaged; the masks hide whose" in note
 
 
 def test_a_wrong_share_costs_its_sender_alone(grid: MemoryGrid) -> None:
@@ -632,5 +632,5 @@ def test_a_file_of_keys_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "peers"
     for text in ("ssh-ed25519 AAAA", "ecdsa-sha2-nistp256 AAAA north", "x"):
         path.write_text(text)
-        with pytest.raises(KeyProblem, match=f"{path}, line 1: .* is no public key with a name"):
+        with pytest.raises(KeyProblem, match=f"{path}, line 1: .* is not a public key with a name"):
             read_key_file(path)

@@ -209,7 +209,7 @@ def test_whole_numbers_that_may_be_values_are_asked_about(tmp_path: Path) -> Non
         return rows.assign(outcome=np.arange(len(rows)) * 3)
 
     grid = make_grid(tmp_path / "sites", change=stay)
-    with pytest.raises(StartError, match=r"values or classes\? Say task='regression'"):
+    with pytest.raises(StartError, match=r"values or classes\? Set task='regression'"):
         run(grid)
     told = [Reply.from_records(m.content).numbers["table"]["target"] for m in grid.received]
     assert max(len(t["labels"]) for t in told) == 21
@@ -332,11 +332,11 @@ def test_bad_answers_of_a_fit_name_their_sender(tmp_path: Path) -> None:
         return told if told.arrays else Reply(told.op, told.run, told.tag, {"names": {"x": 1}})
 
     for change, message in (
-        (arrays(lambda v: v + 0.5), "something else than whole numbers"),
-        (arrays(lambda v: v * np.nan), "something else than whole numbers"),
-        (arrays(lambda v: v + 1e9), "something else than whole numbers"),
+        (arrays(lambda v: v + 0.5), "values that are not whole numbers"),
+        (arrays(lambda v: v * np.nan), "values that are not whole numbers"),
+        (arrays(lambda v: v + 1e9), "values that are not whole numbers"),
         (arrays(lambda v: v[:-1]), "expected float64 of shape"),
-        (names, "named categories of other columns"),
+        (names, "categories of columns that were not requested"),
     ):
         grid = make_grid(tmp_path / "sites")
         grid.tamper = tamper_with(change)
@@ -457,7 +457,7 @@ def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
     for args, message in (
         ({"sha256": digest(x + 1), "files": {}}, "changed on its way"),
         ({"sha256": digest(x), "files": {"../x": ""}}, "other files are delivered"),
-        ({"sha256": digest(x), "files": {"card.md": 3}}, "is no text"),
+        ({"sha256": digest(x), "files": {"card.md": 3}}, "is not a text"),
     ):
         request = replace(honest, args={**honest.args, **args})
         (sent,) = grid.push_messages([Message(request.to_records(), node, delivery)])

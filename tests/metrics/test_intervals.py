@@ -153,7 +153,7 @@ def test_messages():
         metrics.wilson_interval([1], [2, 3])
     with pytest.raises(ValueError, match="nothing was measured"):
         metrics.worst_client_interval([0, 0], [0, 0])
-    with pytest.raises(ValueError, match=r"no whole count .* positions 1"):
+    with pytest.raises(ValueError, match=r"not a whole count .* positions 1"):
         correct_counts([0.5, 0.5], [10, 3])
     with pytest.raises(ValueError, match="positions 0"):
         correct_counts([np.nan], [3])

@@ -106,8 +106,8 @@ class Shift(nn.Module):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"own_l2": 0.1}, "say which: own='bias'"),
-        ({"own_steps": "joint"}, "say which: own='bias'"),
+        ({"own_l2": 0.1}, "for example own='bias'"),
+        ({"own_steps": "joint"}, "for example own='bias'"),
         ({"own": "bias", "own_steps": "both"}, "own_steps must be auto, profile, joint or alt"),
         ({"own": "bias", "own_l2": -1.0}, "own_l2 must be a number of at least 0, got -1.0"),
         ({"own": "bias", "own_l2": 0.0}, "own_l2 must be above 0.*lacks a class"),
@@ -118,7 +118,7 @@ class Shift(nn.Module):
         ({"own": "bias", "own_l2": "-1/n"}, "at least 0, got -1/n"),
         ({"own": "bias", "own_l2": "0.1"}, "at least 0, got 0.1; "),
         ({"own": "bias", "own_l2": [0.1]}, r"at least 0, got \[0.1\]; "),
-        ({"own": ["bias"]}, "'bias' is a word that stands by itself: own='bias'"),
+        ({"own": ["bias"]}, "'bias' must be given alone: own='bias'"),
         ({"own": "bias", "own_l2": "10/n"}, "is for local steps; profile losses take a number"),
         ({"own": ["1.weight"], "own_steps": "profile"}, "for an own bias, not for 1.weight"),
     ],
@@ -129,9 +129,9 @@ def test_settings_that_say_nothing_are_refused(options: dict[str, object], messa
 
 
 def test_profile_losses_are_for_linear_models_and_known_losses() -> None:
-    with pytest.raises(ValueError, match="for linear models; say own_steps='joint'"):
+    with pytest.raises(ValueError, match="for linear models; use own_steps='joint'"):
         simulate(classification(), "mlp", own="bias", own_steps="profile")
-    with pytest.raises(ValueError, match="not for hinge; say own_steps='joint'"):
+    with pytest.raises(ValueError, match="not for hinge; use own_steps='joint'"):
         simulate(classification(classes=2), "linear", "hinge", own="bias", own_steps="profile")
     assert simulate(regression(), "linear", own="bias").own.l2 == 0  # a mean needs no penalty
 

@@ -151,7 +151,7 @@ def test_wrong_rows_are_refused_one_by_one() -> None:
         arrays.predict(pd.DataFrame(X))
     with pytest.raises(DataError, match="must be numbers"):
         arrays.predict([["a", "b", "c"]])
-    with pytest.raises(ValueError, match="The module is not known here"):
+    with pytest.raises(ValueError, match="The module is not available"):
         History(("a",)).predictor()
 
 

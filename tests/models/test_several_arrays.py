@@ -174,7 +174,7 @@ def test_every_whole_number_survives_and_other_precisions_are_refused():
     near = Federation.from_clients({"a": ({"ids": [2**24, 3], "age": [0.5, 1]}, [0, 1])})
     parts = near.layout.unpack(torch.as_tensor(near.train.inputs).float())
     assert parts["ids"].tolist() == [2**24, 3] and parts["ids"].dtype == torch.int64
-    with pytest.raises(ValueError, match=r"torch.bfloat16 does not hold; say dtype=torch.float32"):
+    with pytest.raises(ValueError, match=r"torch.bfloat16 does not hold; use dtype=torch.float32"):
         ef.simulate(Federation.from_clients(take()), make(Reader), dtype=torch.bfloat16)
 
 
@@ -305,7 +305,7 @@ def test_a_token_without_an_embedding_is_named_before_training():
     clients = take(("mask", "tokens"))
     held = {**clients["west"][0], "tokens": clients["west"][0]["tokens"].copy()}
     held["tokens"][5, 2] = WORDS + 30
-    message = "Client west: {} tokens hold 42, which the model has no place for .*more rows"
+    message = "Client west: {} tokens hold 42, which the model has no embedding for .*more rows"
     for engine in ("loop", "stacked"):
         with pytest.raises(ValueError, match=message.format("train")):
             odd = {**clients, "west": (held, clients["west"][1])}

@@ -171,7 +171,7 @@ def test_an_audit_finds_the_missing_noise(monkeypatch):
 def test_what_would_spoil_the_promise_is_refused():
     clients = clients_of(regression())
     private = PrivateFedAvg(3.0, 4, 0.5, WORK)
-    with pytest.raises(ValueError, match=r"not counted.*say guard = 'off'"):
+    with pytest.raises(ValueError, match=r"not counted.*set guard = 'off'"):
         train(Guarded(private, Guard(cap=1.0)), clients, rounds=1)
     train(Guarded(private, Guard("watch")), clients, rounds=1)
 

@@ -160,7 +160,7 @@ def test_a_run_that_was_not_evaluated_is_reported_as_such(tmp_path):
     run = History(("a", "b"), rounds=[RoundRecord(1, 0.5, 1, 2, 3, 0.1)])
     text = write_report(build(as_methods(run)), tmp_path / "r.html").read_text()
     assert "No evaluation was recorded" in text
-    with pytest.raises(ReportError, match="nothing to tell"):
+    with pytest.raises(ReportError, match="nothing to report"):
         write_report(build(as_methods(run)), tmp_path / "r.html", per_client=True)
 
 

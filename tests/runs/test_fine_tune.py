@@ -112,13 +112,13 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
         ({"lr": -1.0}, "lr must be a number above 0, got -1"),
         ({"steps": 1.5}, "steps must be a whole number, at least 0, got 1.5"),
         ({"steps": float("nan")}, "at least 0, got nan"),
-        ({"penalty": 1.0}, "penalty are of own biases, .*got own='all'"),
+        ({"penalty": 1.0}, "penalty apply to own biases, .*got own='all'"),
         ({"lr": 1e30, "steps": 5}, "lr 1e.30: 4 client.*client 0.*give a smaller lr"),
     ]
     for given, words in cases:
         with pytest.raises(ValueError, match=words):
             history.personalise(data, own="all", **given)
-    with pytest.raises(ValueError, match=r"lr and steps are of fine-tuning .*got own='bias'"):
+    with pytest.raises(ValueError, match=r"lr and steps to fine-tuning .*got own='bias'"):
         history.personalise(data, lr=0.1)
     with pytest.raises(ValueError, match="own parts already"):
         trained(data, own="bias").personalise(data, own="all")

@@ -218,7 +218,7 @@ def test_a_folder_of_other_data_is_refused_and_replaced_if_asked(tmp_path: Path)
 
     with pytest.raises(Stop):
         ef.fit(draw(0.5), out=tmp_path, tell=stop)
-    with pytest.raises(RuntimeError, match="tried on other data or settings"):
+    with pytest.raises(RuntimeError, match="results of other data or settings"):
         ef.fit(draw(0.5, seed=1), out=tmp_path)
     ef.fit(draw(0.5, seed=1), out=tmp_path, overwrite=True)
     with pytest.raises(RuntimeError, match="already holds a run"):

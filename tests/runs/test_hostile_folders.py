@@ -430,7 +430,7 @@ def test_a_plan_leads_to_no_folder_outside(gift: Path, tmp_path: Path, folder: s
     plan = {"methods": [{"name": "a", "runs": [{"seed": 0, "folder": folder}]}]}
     (tmp_path / "many" / "comparison.json").write_text(json.dumps(plan))
     result = equifed("report", tmp_path / "many", "--page", tmp_path / "page.html")
-    assert result.exit_code == 2 and "leads out of" in result.stderr
+    assert result.exit_code == 2 and "points outside" in result.stderr
     assert not (tmp_path / "page.html").exists()
 
 
@@ -510,7 +510,7 @@ def test_nobody_waits_for_a_pipe(made: Path, gift: Path, name: str) -> None:
     (gift / EVENTS).unlink()
     os.mkfifo(gift / EVENTS)
     result: Any = READERS[name](gift, made)
-    assert result.exit_code == 2 and "is no plain file" in result.stderr
+    assert result.exit_code == 2 and "is not a plain file" in result.stderr
 
 
 # -- one gate ----------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ def test_code_of_a_package_beside_the_file(folder: Path) -> None:
         ("nowhere:Toy", r"algorithm.name: nowhere:Toy is not found: there is no file .*nowhere\.py"
          r" or .*__init__\.py and no installed module nowhere; put the file beside"),
         ("toy:Tyo", r"algorithm.name: in .*toy\.py there is no name 'Tyo' \(did you mean 'Toy'"),
-        ("toy:NUMBER", r"algorithm.name: .*toy\.py:NUMBER is no class or function"),
+        ("toy:NUMBER", r"algorithm.name: .*toy\.py:NUMBER is not a class or function"),
         ("toy:Blend", r"algorithm.name: .*:Blend gives a Blend, which has no init, round, model; an"
          " algorithm has init, round, model"),
         ("broken:Toy", r"algorithm.name: .*broken\.py:Toy cannot be loaded \(SyntaxError.*correct"),
@@ -280,7 +280,7 @@ def test_a_type_that_only_type_checkers_see_is_named(folder: Path) -> None:
 def test_a_run_whose_code_is_gone_says_so(folder: Path) -> None:
     text = RunConfig.read(folder / "run.toml").to_toml()
     (folder / "toy.py").rename(folder / "moved.py")
-    with pytest.raises(ConfigError, match=r"there is no file .*toy\.py\); say where it is now"):
+    with pytest.raises(ConfigError, match=r"there is no file .*toy\.py\); update its path"):
         RunConfig.from_dict(tomllib.loads(text))
 
 

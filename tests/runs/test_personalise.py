@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     history = trained(data)
     with pytest.raises(ValueError, match="nothing would be shared"):
         history.personalise(data, own="head")
-    with pytest.raises(ValueError, match="say how its data are loaded; give data="):
+    with pytest.raises(ValueError, match="record how its data are loaded; pass data="):
         history.personalise()
     bare = ef.Federation(data.name, data.names, data.train, test=data.test, classes=3)
     plain = trained(bare)
@@ -188,7 +188,7 @@ def test_a_client_that_comes_later_fits_its_own_part(tmp_path: Path) -> None:
     ]
     trained = str(tmp_path / "train.csv")
     for arguments, message in (
-        ([new], "Say the new client's name and where"),
+        ([new], "Name the new client and a folder"),
         ([new, "--client", "North", "--out", "x"], "took part in training"),
         ([trained, "--client", "West", "--out", "x"], "of 'West', with its own part; got a row of"),
         ([new, "--client", "West", "--own", "head"], "for the run's clients"),

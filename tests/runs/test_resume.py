@@ -121,7 +121,7 @@ def test_other_data_under_the_same_configuration_are_refused(
     with pytest.raises(KeyboardInterrupt):
         runs.run(config(data=own), tmp_path / "run", callbacks=[Dies(3)])
     table.write_text("site,age,ill\nn,1,no\nn,2,yes\ns,3,no\ns,9,yes\n")
-    with pytest.raises(RunFolderError, match="trained on other data"):
+    with pytest.raises(RunFolderError, match="trained on data that differ"):
         runs.resume(tmp_path / "run")
 
 

@@ -86,7 +86,7 @@ def test_condition_5_2_holds_with_noise(noise: float, accuracy: float) -> None:
 
 
 def test_noise_needs_an_accuracy() -> None:
-    with pytest.raises(ValueError, match="noise needs the accuracy"):
+    with pytest.raises(ValueError, match="noise needs accuracy"):
         LinearRateSteps(**THEORY, dual_strong_convexity=0.2, noise=1.0)
 
 

@@ -187,7 +187,7 @@ class Certified(Wrapper):
         if isinstance(proof, Proof):
             proof = replace(proof, curvature=self._stated(clients))
         elif self.every is None:
-            proof = "its rounds hear no losses and gradients of all samples; give every"
+            proof = "its rounds see no losses and gradients of all samples; set every"
         return CertifiedState(inner, state.round + 1), replace(info, proof=proof)
 
     def _stated(self, clients: Clients) -> Curvature | None:
@@ -211,7 +211,7 @@ class Certified(Wrapper):
         objective = objective_at(self.algorithm, inner, info.weights)
         if objective is None:
             name = type(unwrap(self.algorithm)).__name__
-            return f"what {name} minimises has no dual step, on which a certificate rests"
+            return f"the objective of {name} has no dual step, which a certificate needs"
         losses, vectors = clients.value_and_gradient(state.x, stream.at("certificate"))
         if not vectors.allows(info.weights):
             return "the sum of the gradients, beside that of the round, would show too much"

@@ -27,8 +27,8 @@ from equifed.objectives.capped import with_cap
 MANY, LEADERS, AGAINST = 4, 5, -0.5
 """Among fewer clients a cap defends nothing, which is said; of how many clients at the cap a round
 asks whether their vectors point against the others: whether the cosine is below this."""
-OPPOSES = "is at the cap of the weight, and its vector points against the others"
-TOO_FEW = "too few to tell a dishonest one by, or to hold it"
+OPPOSES = "has the largest weight allowed, and its vector opposes the others'"
+TOO_FEW = "too few clients to detect a dishonest one"
 
 
 class GuardedVectors(VectorsView):
@@ -101,7 +101,7 @@ class GuardedVectors(VectorsView):
         usual = watch.usual_length(kind, lengths, n)
         for k in np.flatnonzero(lengths > watch.guard.updates * usual):
             times = lengths[k] / usual if usual else np.inf
-            told = f"{what} is {times:.3g} usual ones long"
+            told = f"{what} is {times:.3g} times the usual length"
             watch.touches[int(self.clients.index[k]), what] = told
         self._found = squares, lengths, usual
         return self._found
@@ -137,7 +137,7 @@ class GuardedClients(ClientsView):
         self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
     ) -> CurvatureSum | str:
         if self.watch.acts:
-            return "a guard is on, and it cannot judge what a client says of its curvature"
+            return "a guard is on, and it cannot check the curvature that a client sends"
         return super().curvature_sum(x, weights, form, thin)
 
     @property
@@ -156,7 +156,7 @@ class GuardedClients(ClientsView):
         usual = float(np.median(said))
         absurd = said > guard.samples * usual
         for i in np.flatnonzero(absurd):
-            told = f"says that it has {said[i]:.4g} samples; it counts as the median client does"
+            told = f"claims {said[i]:.4g} samples; it counts as the median client"
             self.watch.touches[int(i), "samples"] = told
         counted = np.where(absurd, usual, said)
         most = guard.share(n)
@@ -350,7 +350,7 @@ def _with_cap(core: Any, cap: float) -> Any:
     if "cap" not in {f.name for f in dataclasses.fields(core)}:
         raise ValueError(
             f"{type(core).__name__} makes its objectives itself and has no setting 'cap' "
-            "for the largest weight; add one, or say cap = 1 in the guard."
+            "for the largest weight; add one, or set cap = 1 in the guard."
         )
     return replace(core, cap=cap if core.cap is None else min(cap, core.cap))
 

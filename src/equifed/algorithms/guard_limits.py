@@ -96,7 +96,7 @@ class Guard:
         if self.bounds and found > max(1, n // 5):
             raise ValueError(
                 f"Guard dishonest = {found} of {n} clients is more than a fifth of them, which no "
-                f"guard bears: say at most {max(1, n // 5)}."
+                f"guard withstands: use at most {max(1, n // 5)}."
             )
         return replace(self, dishonest=found)
 

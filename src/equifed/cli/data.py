@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from equifed.runs.catalogue import Entry
     from equifed.runs.schema import Setting
 
-data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
+data_app = typer.Typer(help="List, describe and download data sets.", no_args_is_help=True)
 
 
 @data_app.command(name="show")
@@ -38,7 +38,7 @@ def show_data(
 
     wrong = [text for text in settings or [] if not text.startswith("data.")]
     if wrong:
-        raise ConfigError([f"--set {text}: only data.KEY matters here" for text in wrong])
+        raise ConfigError([f"--set {text}: only data.KEY is used here" for text in wrong])
     if name.endswith(".toml"):
         data = RunConfig.read(name, settings or []).data
     else:
@@ -110,7 +110,7 @@ def _complete_entry(context: typer.Context, incomplete: str) -> list[str]:
 def list_names(
     section: Annotated[
         str | None,
-        typer.Argument(help="Which section; all by default.", autocompletion=_complete_section),
+        typer.Argument(help="Section to list; all by default.", autocompletion=_complete_section),
     ] = None,
     name: Annotated[
         str | None,

@@ -29,7 +29,7 @@ FIXED = ("clients", "privacy", "out", "resume")
 """Settings of an app that a run keeps to its end."""
 
 AppFolder = Annotated[Path, typer.Argument(help="Folder of the app.")]
-Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes; by default one for each client.")]
+Nodes = Annotated[int | None, typer.Option(min=1, help="Number of nodes; default: one per client.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep keys, logs and clients' memories here.")]
 RunConfig = Annotated[
     list[str] | None,
@@ -144,7 +144,7 @@ def up(
     try:
         count = nodes or int(read_app_settings(folder)["clients"])
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} is no app of equifed: {error}") from None
+        raise ValueError(f"{folder} is not an app of equifed: {error}") from None
     settings = [f"clients={count}", *(run_config or [])]
     settings += [f'out="{out.absolute()}"'] if out is not None else []
     raise typer.Exit(_run_here(folder, count, settings, keep))
@@ -223,14 +223,14 @@ def node(
     ] = None,
     any_operator: Annotated[
         bool,
-        typer.Option("--any-operator", help="Answer whoever submits a run; see the threat model."),
+        typer.Option("--any-operator", help="Answer runs of any operator; see the threat model."),
     ] = False,
 ) -> None:
     """Take part as a site: one process that stays and runs the site's own app alone."""
     from equifed.flower.node import serve_site
 
     if any_operator:
-        warning = "Whoever may submit a run can question this site's data, one row at a time."
+        warning = "Any user who may submit a run can query this site's data row by row."
         typer.secho(warning, err=True, fg=typer.colors.RED)
     given = superlink, root_certificates, node_key, audit, any_operator
     serve_site(folder, node_config, *given)
@@ -380,7 +380,7 @@ def approve(
     root = memory or find_root()
     found = {k: told for k, told in list_plans(root).items() if k.startswith(plan or "")}
     for name, told in found.items():
-        typer.echo(f"{name}: {told['state']}, signed by {told['operator'] or 'nobody'}")
+        typer.echo(f"{name}: {told['state']}, signed by {told['operator'] or 'no operator'}")
         for line in told["words"]:
             typer.echo(f"    {line}")
     waiting = [name for name, told in found.items() if told["state"] == "waiting"]
@@ -391,7 +391,7 @@ def approve(
         raise ValueError(f"{len(found)} plans in {root} begin with {plan!r}; name one of them.")
     if waiting:
         approve(root, waiting[0])
-        typer.echo(f"approved {waiting[0]}; the run goes on by itself if it still waits")
+        typer.echo(f"approved {waiting[0]}; a waiting run continues by itself")
 
 
 @app.command()
@@ -400,9 +400,9 @@ def clean(
         Path | None, typer.Argument(help="Memory folder of a site; by default the usual one.")
     ] = None,
     days: Annotated[
-        float, typer.Option(min=0, help="Delete memories of runs that rested so many days.")
+        float, typer.Option(min=0, help="Select memories of runs unused for this many days.")
     ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it they are listed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete them; default: only list.")] = False,
 ) -> None:
     """Delete what a site remembers of old runs: gradients of its data and secrets of its masks.
 
@@ -412,7 +412,7 @@ def clean(
 
     root = memory or find_root()
     if not root.is_dir():
-        raise ValueError(f"{root} is no folder.")
+        raise ValueError(f"{root} is not a folder.")
     found = [one for one in find_memories(root) if one.days >= days]
     for one in found:
         if yes:

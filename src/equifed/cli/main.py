@@ -53,7 +53,7 @@ Version = Annotated[
         "--version",
         callback=_print_version,
         is_eager=True,
-        help="Show the version, and those of what it uses.",
+        help="Show the versions of equifed and its dependencies.",
     ),
 ]
 

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders or comparison folders.")],
     page: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    per_client: Annotated[bool, typer.Option("--per-client", help="A page each, too.")] = False,
+    per_client: Annotated[
+        bool, typer.Option("--per-client", help="Also write a page for each client.")
+    ] = False,
     baseline: terminal.Baseline = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow runs to their end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between.")] = 2.0,

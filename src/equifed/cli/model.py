@@ -19,11 +19,11 @@ Run = Annotated[Path, typer.Argument(help="Folder of a run, or of what equifed e
 RunOnly = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Rows = Annotated[Path, typer.Argument(help="CSV or Parquet file with a header line.")]
 Client = Annotated[
-    str | None, typer.Option(help="Whose rows these are, where the table has no client column.")
+    str | None, typer.Option(help="Client of all rows, if the table has no client column.")
 ]
 Personalised = Annotated[
     bool,
-    typer.Option("--personalised", help="With the own parts that equifed personalise has fitted."),
+    typer.Option("--personalised", help="Use the own parts fitted by equifed personalise."),
 ]
 
 
@@ -66,7 +66,7 @@ def predict(
 
 
 def _write_cells(values: list[Any]) -> list[Any]:
-    """Return cells of which no spreadsheet computes a text that is no number."""
+    """Return cells of which no spreadsheet computes a text that is not a number."""
     from equifed.contract.arrays import to_cell
     from equifed.data.columns import to_numbers
 
@@ -96,9 +96,15 @@ def _predict_columns(
 def personalise(
     run: RunOnly,
     rows: Annotated[Path | None, typer.Argument(help="Labelled rows of a new client.")] = None,
-    own: Annotated[str | None, typer.Option(help="What is own: bias (default), head, all.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Divides outputs in the fit.")] = None,
-    penalty: Annotated[float | None, typer.Option(help="Pulls to the shared part.")] = None,
+    own: Annotated[
+        str | None, typer.Option(help="Parameters to fit: bias (default), head or all.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Temperature that divides the outputs.")
+    ] = None,
+    penalty: Annotated[
+        float | None, typer.Option(help="Penalty on the distance from the shared part.")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="With --own all: step size.")] = None,
     steps: Annotated[int | None, typer.Option(help="With --own all: number of steps.")] = None,
     client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
@@ -153,7 +159,7 @@ def _fit_new_client(
 
     if client is None or out is None:
         raise ValueError(
-            "Say the new client's name and where to write its model: --client NAME --out FOLDER."
+            "Name the new client and a folder for its model: --client NAME --out FOLDER."
         )
     predictor = load_predictor(run, personalised=personalised, trust=trust)
     write(predictor.for_new_client(rows, client=client), out, program=True)
@@ -200,7 +206,7 @@ def export(
     torch: Annotated[bool, typer.Option("--torch", help="Also model.pt2 (torch.export).")] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also model.onnx (extra onnx).")] = False,
     card: Annotated[bool, typer.Option("--card", help="Also MODEL_CARD.md.")] = False,
-    client: Annotated[str | None, typer.Option(help="Whose, of models with own parts.")] = None,
+    client: Annotated[str | None, typer.Option(help="Client, for models with own parts.")] = None,
     personalised: Personalised = False,
     trust: Trust = False,
     signed_by: SignedBy = None,

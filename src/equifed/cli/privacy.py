@@ -30,20 +30,23 @@ def privacy(
         Path | None, typer.Argument(help="Folder of a finished run, or a site's ledger file.")
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what a budget would buy, before anything is asked.")
+        bool,
+        typer.Option("--plan", help="Plan: print the noise that a budget allows, before any run."),
     ] = False,
     epsilon: Annotated[float, typer.Option(help="Budget of a plan.")] = 3.0,
-    delta: Annotated[float, typer.Option(help="Its delta: far below one over the rows.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta of the budget; well below 1 / rows.")] = 1e-5,
     rounds: Annotated[str, typer.Option(help="Rounds to plan for (a,b,...).")] = "6,12,25",
     rows: Annotated[str, typer.Option(help="Rows per site (a,b,...).")] = "46,300,10000",
     algorithm: Annotated[
         str, typer.Option(help="fair-newton, fedavg, scaffold, scaff-pd, drfa or private-fedavg.")
     ] = "fair-newton",
     average: Annotated[
-        bool, typer.Option("--average", help="Weights that do not follow the losses.")
+        bool, typer.Option("--average", help="Fixed client weights (average objective).")
     ] = False,
     length: Annotated[float, typer.Option(help="Longest row; longer ones are scaled down.")] = 8.0,
-    loss: Annotated[float, typer.Option(help="Largest loss of a row; others are clipped.")] = 3.0,
+    loss: Annotated[
+        float, typer.Option(help="Bound on the loss of a row; larger losses are clipped.")
+    ] = 3.0,
     steps: Annotated[int, typer.Option(min=1, help="Local steps per round.")] = 10,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step; all by default.")] = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients, for private-fedavg.")] = 1000,

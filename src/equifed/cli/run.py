@@ -48,10 +48,11 @@ def init(
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     categorical: Annotated[
         list[str] | None,
-        typer.Option(help="Columns of numbers that are codes (a,b,...). Text always is."),
+        typer.Option(help="Columns of numeric codes, treated as categories (a,b,...)."),
     ] = None,
     numeric: Annotated[
-        list[str] | None, typer.Option(help="Columns in which any text is a gap (a,b,...).")
+        list[str] | None,
+        typer.Option(help="Columns of numbers; text in them is a missing value (a,b,...)."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
     examples: Annotated[Path | None, typer.Option(help="Write examples to this folder.")] = None,
@@ -188,12 +189,15 @@ def run(
     workers: terminal.Workers = 1,
     track: Track = None,
     report: Annotated[bool, typer.Option("--report", help="Also write the report.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it will take.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print clients, memory, traffic and time; train nothing."),
+    ] = False,
     with_alone: Annotated[
         bool | None,
         typer.Option(
             "--with-alone/--no-alone",
-            help="Fit every client's own model, to compare; by default for small linear models.",
+            help="Also train a model per client, to compare; default: for small linear models.",
             show_default=False,
         ),
     ] = None,
@@ -240,7 +244,7 @@ def resume(
     folder: terminal.Folder,
     workers: terminal.Workers = 1,
     accept_config: Annotated[
-        bool, typer.Option("--accept-config", help="Resume under a config.toml that was changed.")
+        bool, typer.Option("--accept-config", help="Resume although config.toml was changed.")
     ] = False,
     trust: terminal.Trust = False,
     quiet: Quiet = False,
@@ -304,34 +308,43 @@ def fit(
         str | None, typer.Option(help="Column with train, validation or test.")
     ] = None,
     report_by: Annotated[
-        str | None, typer.Option(help="Column by whose values metrics are reported, too.")
+        str | None, typer.Option(help="Column whose values form groups to report metrics for, too.")
     ] = None,
     categorical: Annotated[
         ColumnNames,
-        typer.Option(help="Columns of numbers that are codes (a,b,...). Text always is."),
+        typer.Option(help="Columns of numeric codes, treated as categories (a,b,...)."),
     ] = None,
     numeric: Annotated[
-        ColumnNames, typer.Option(help="Columns in which any text is a gap (a,b,...).")
+        ColumnNames,
+        typer.Option(help="Columns of numbers; text in them is a missing value (a,b,...)."),
     ] = None,
-    test: Annotated[float, typer.Option(help="Share of every client's rows for the test.")] = 0.25,
-    seed: Annotated[int, typer.Option(help="Of what is held out.")] = 0,
+    test: Annotated[
+        float, typer.Option(help="Share of every client's rows to hold out for the test.")
+    ] = 0.25,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the random split into training, validation and test rows.")
+    ] = 0,
     keep_own: Annotated[
-        bool, typer.Option("--keep-own", help="Clients with half the loss alone keep their model.")
+        bool,
+        typer.Option(
+            "--keep-own", help="Clients whose own model has at most half the loss keep it."
+        ),
     ] = False,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy of every row; needs both bounds.")
     ] = None,
     rows_bound: Annotated[
-        float | None, typer.Option(help="Longest prepared row; longer ones are scaled down.")
+        float | None,
+        typer.Option(help="Bound on the length of a prepared row; longer rows are scaled down."),
     ] = None,
     loss_bound: Annotated[
-        float | None, typer.Option(help="Largest loss of a row; others are clipped.")
+        float | None, typer.Option(help="Bound on the loss of a row; larger losses are clipped.")
     ] = None,
     private_rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of each candidate under privacy.")
     ] = 6,
     public_preparation: Annotated[
-        bool, typer.Option("--public-preparation", help="Scales and categories are no secret.")
+        bool, typer.Option("--public-preparation", help="Scales and categories are public.")
     ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

@@ -52,21 +52,21 @@ Set = Annotated[
         help="Override a setting, as --set algorithm.local.lr=0.1; may be repeated.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that share the clients of the run.")]
-Jobs = Annotated[int, typer.Option(min=1, help="How many runs side by side.")]
-Seeds = Annotated[int, typer.Option(min=1, help="How many seeds each.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds per configuration.")]
 Config = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
-Baseline = Annotated[str | None, typer.Option(help="What to compare with; the first by default.")]
+Baseline = Annotated[str | None, typer.Option(help="Baseline; the first by default.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
 DataName = Annotated[
     str,
     typer.Argument(help="Data set; see: equifed list data.", autocompletion=complete_names("data")),
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the code that the folder names; only if you know it.")
+    bool, typer.Option("--trust", help="Run code named in the folder; only if you trust it.")
 ]
 
 

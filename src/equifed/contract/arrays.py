@@ -172,7 +172,7 @@ def to_cell(name: str) -> str:
 
 
 def check_settings(given: object, cure: str = "", **allowed: str | tuple[str, ...]) -> None:
-    """Refuse an attribute outside of its interval, or not among its words; None is no value.
+    """Refuse an attribute outside of its interval, or not among its words; None is not a value.
 
     >>> check_settings(slice(0, 2), "1 is all of it", start="[0, 1)", stop="(0, 1]")
     Traceback (most recent call last):

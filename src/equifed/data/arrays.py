@@ -237,7 +237,7 @@ def number_targets(arrays: Mapping[str, Array], classes: int | None, task: str |
     refuse_any(
         (texts and numbers, f"{(texts or '?')[0]} is text, {(numbers or '?')[0]} numbers; give all "
          "text or all numbers."),
-        (texts and task == "regression", f"{(texts or '?')[0]} is text, which is no value to "
+        (texts and task == "regression", f"{(texts or '?')[0]} is text, which is not a value to "
          "regress on; give numbers."),
     )  # fmt: skip
     if task == "regression" or (task is None and classes is None and fractions and not texts):
@@ -282,6 +282,6 @@ def _as_labels(y: Array, where: str) -> Array:
     )
     refuse(
         y[np.abs(numbers) >= 2**53],
-        lambda large: f"{where}: {large} is no label; relabel the classes 0..K - 1.",
+        lambda large: f"{where}: {large} is not a label; relabel the classes 0..K - 1.",
     )
     return y.astype(np.int64)

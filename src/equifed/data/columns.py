@@ -184,7 +184,7 @@ def are_whole(numbers: NDArray[np.float64]) -> bool:
 def read_numbers(
     name: str, values: Sequence[Any], *, numbered: bool = False
 ) -> NDArray[np.float64]:
-    """Return cleaned values as numbers, NaN for gaps; or name the one that is no number."""
+    """Return cleaned values as numbers, NaN for gaps; or name the one that is not a number."""
     numbers = to_numbers([np.nan if v is None else v for v in values])
     if numbers is None:
         row = next(k for k, v in enumerate(values) if v is not None and to_numbers([v]) is None)
@@ -208,7 +208,7 @@ def read_numbers(
 def explain_comma(text: str) -> str:
     """Return what to do about a number with a decimal comma."""
     return (
-        "numbers need a decimal point; replace the comma, or hand over "
+        "numbers need a decimal point; replace the comma, or pass "
         f"pandas.read_csv(path, sep=';', decimal=',') if {text} is {text.replace(',', '.')}."
     )
 
@@ -231,7 +231,7 @@ def read_moments(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
             moment = datetime.datetime.fromisoformat(value)
         except ValueError:
             raise DataError(
-                f"Column {name!r} holds {value!r:.60}, which is no number and no date like "
+                f"Column {name!r} holds {value!r:.60}, which is neither a number nor a date like "
                 "2024-05-31; convert it (pandas.to_datetime)."
             ) from None
         moments.append(moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC))

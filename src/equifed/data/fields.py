@@ -231,7 +231,7 @@ def pad_clients(held: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
     refuse(
         (name for name in named if name not in longest),
         lambda name: (
-            f"pad names {name!r}, which is no sequence of the samples; there are "
+            f"pad names {name!r}, which is not a sequence of the samples; there are "
             f"{', '.join(dict.fromkeys(n for c, _ in columns.values() for n in c))}."
         ),
     )
@@ -296,11 +296,11 @@ def _read_one(value: Any, where: str) -> Array:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{where} is no array ({str(error)[:120]}); give a list of numbers."
+            f"{where} is not an array ({str(error)[:120]}); give a list of numbers."
         ) from None
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"{where} holds {array.ravel()[:1].tolist()}, which is no number; give what a "
+            f"{where} holds {array.ravel()[:1].tolist()}, which is not a number; give what a "
             "tokenizer makes of it."
         )
     return array
@@ -351,8 +351,8 @@ def as_array(value: Any, where: str) -> Array:
             array = np.asarray(value, dtype=object)  # 1 and "1" in one list stay what they are
     except Exception as error:  # whatever a foreign __array__ raises
         raise DataError(
-            f"{where} is no array ({type(value).__name__}; {str(error)[:120]}); rows of unequal "
-            "length must be padded or cut to one length."
+            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); rows of "
+            "unequal length must be padded or cut to one length."
         ) from None
     if array.ndim == 0:
         raise DataError(

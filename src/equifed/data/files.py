@@ -101,7 +101,7 @@ def _read_text(path: Path) -> str:
         code, name = ("cp1252", "of Windows") if windows else ("latin-1", "Latin-1")
         raise DataError(
             f"{path} is not UTF-8 text (byte {content[error.start]:#04x} in line {line}); save it "
-            f"as UTF-8, or hand over pandas.read_csv(path, encoding={code!r}) if it is {name}."
+            f"as UTF-8, or pass pandas.read_csv(path, encoding={code!r}) if it is {name}."
         ) from None
     if "\0" in text:
         raise DataError(f"{path} holds binary data; expected a CSV file in UTF-8.")
@@ -112,7 +112,7 @@ def _check_size(path: Path, size: int) -> None:
     if size > MOST_BYTES:
         raise DataError(
             f"{path} has {size:,} bytes or more, the limit is {MOST_BYTES:,}. Divide it into one "
-            "file for each client, or save it as Parquet and hand over the columns that are "
+            "file for each client, or save it as Parquet and pass the columns that are "
             "needed: pandas.read_parquet(path, columns=[...])."
         )
 

@@ -63,7 +63,7 @@ Answers = Mapping[str, Mapping[str, Any]]  # client name to what describe_rows r
 
 DATES = "dates; a model needs numbers: turn them into days since a first day, years, months"
 FEW = 20  # texts that are all different are an identifier from this many on
-NOT_ASKED = "not asked for"
+NOT_ASKED = "not among the chosen features"
 KINDS = ("numbers", "texts", "words", "dates", "different", "mixed", "many")
 EPS = float(np.finfo(float).eps)
 
@@ -75,7 +75,7 @@ def ask_kinds(
     *,
     client: str | None = None,
     categories: Sequence[str] = (),
-    choosy: bool = False,  # leave out what is no feature (identifiers, dates); else refuse it
+    choosy: bool = False,  # leave out what is not a feature (identifiers, dates); else refuse it
     left_out: Mapping[str, str] | None = None,  # columns that are no features, and why
 ) -> Question:
     """Return the first question of a fit."""
@@ -268,7 +268,7 @@ def _leave_out(reasons: Mapping[str, str], asked: Question) -> Question:
         name, reason = next(iter(reasons.items()))
         listed = ", or list it in categorical" if "texts" in reason else ""
         raise DataError(
-            f"Column {name!r} is no feature ({reason}); leave it out of features{listed}."
+            f"Column {name!r} is not a feature ({reason}); leave it out of features{listed}."
         )
     columns = [name for name in asked["columns"] if name not in reasons]
     left_out = [*asked["left_out"], *map(list, reasons.items())]
@@ -394,7 +394,7 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
                 raise DataError(
                     f"{where} holds numbers and {'dates' if is_date(odd) else 'text'}, e.g. "
                     f"{number!r} and {odd!r:.60}; correct the odd ones (leave them empty if not "
-                    "known), or say task='classification' if all of them are classes."
+                    "known), or set task='classification' if all of them are classes."
                 )
         labels = sorted({name_category(v) for v in values})
     return {"numeric": numbers is not None, "whole": whole, "labels": labels}
@@ -418,7 +418,7 @@ def combine_targets(
         one, other = _find_two(numeric)
         raise DataError(
             f"{where} holds numbers at client {one!r} and text at client {other!r}; make them "
-            "alike, or say task='classification' if all of them are classes."
+            "alike, or set task='classification' if all of them are classes."
         )
     whole = all(told["whole"] for told in answers.values())
     if task == "regression" or (task is None and all(numeric.values()) and not whole):

@@ -54,8 +54,8 @@ def fit_by_sums(asked: Question, add: Add, collect: Collect) -> Preparation:
     """Ask until the preparation is known; nothing is seen but sums, and names of categories."""
     if asked["prepare"]["per_client"]:
         raise DataError(
-            "per_client=True tells the scales of every single client, which are no sums; leave it "
-            "out."
+            "per_client=True reveals the scales of every single client, which are not sums; leave "
+            "it out."
         )
     told: Question | Preparation = asked
     while not isinstance(told, Preparation):
@@ -118,7 +118,7 @@ def to_vector(asked: Question, answer: Mapping[str, Mapping[str, Any]]) -> Vecto
 def from_vector(asked: Question, total: Vector) -> dict[str, dict[str, Any]]:
     """Return the answer of all clients together from the sum of their vectors."""
     if total.shape != (measure_vector(asked),) or not (total == np.rint(total)).all():
-        raise DataError("The sum of the clients' answers is none of whole numbers.")
+        raise DataError("The sum of the clients' answers is not made of whole numbers.")
     at, out = 0, {}
     for column in asked["columns"]:
         told: dict[str, Any] = {}

@@ -189,7 +189,7 @@ def guess_task(target: str, values: list[Any]) -> Task:
 
 
 def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
-    """Say why a column is no feature, if it is none."""
+    """Say why a column is not a feature, if it is none."""
     texts = look.kind == "texts"
     disguised = (
         describe_numbers_as_text(values) if texts and look.different > MOST_NUMBERS else None
@@ -203,7 +203,7 @@ def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
          "use them"),
         (look.kind == "other", "neither numbers nor text"),
         (look.kind == "mixed" and judge_mixture(count_mixture(values)) is None,
-         f"numbers and text, such as {' and '.join(map(repr, look.examples))}: correct it, or say "
+         f"numbers and text, such as {' and '.join(map(repr, look.examples))}: correct it, or use "
          f"--numeric {name} (text is gaps) or --categorical {name}, to use it"),
         (is_identifier(name, look), f"an identifier: {rows}"),
         (_is_group(name, look), _describe_group(look)),
@@ -218,11 +218,11 @@ def _describe_mixture(name: str, look: Look, kind: str) -> str:
     other = "categorical" if kind == "numbers" else "numeric"
     taken = "numbers with gaps" if kind == "numbers" else "a category"
     examples = " and ".join(map(repr, look.examples))
-    return f"{name}: holds {examples}, taken as {taken}; list it in {other} to have it otherwise"
+    return f"{name}: holds {examples}, taken as {taken}; list it in {other} to treat it otherwise"
 
 
 def _describe_group(look: Look) -> str:
-    return f"tells {look.different} cases apart, with several rows each"
+    return f"identifies {look.different} cases with several rows each"
 
 
 def is_identifier(name: str, look: Look) -> bool:
@@ -308,8 +308,8 @@ def find_leaks(columns: Mapping[str, list[Any]], used: Sequence[str], target: st
     codes = np.array([number[name] for name in classes])
     codes[[name is None for name in classes]] = -1
     return [
-        f"{name}: tells {target} of every row by itself; if it is known only afterwards, leave it "
-        "out"
+        f"{name}: predicts {target} of every row by itself; if it is known only afterwards, leave "
+        "it out"
         for name in used
         if _tells(columns[name], codes)
     ]

@@ -102,7 +102,7 @@ def _list_clients(part: Any, label: str, named: Named) -> Any:
 def _list_partitions(partitioner: Any, label: str, named: Named) -> dict[Any, Any]:
     """Return the partitions of a partitioner of flwr-datasets by their natural names or numbers."""
     if named.client is not None:
-        raise DataError(f"{label}: a partitioner says whose items are whose; leave client= out.")
+        raise DataError(f"{label}: a partitioner already assigns items to clients; omit client=.")
     if not hasattr(partitioner, "num_partitions"):
         raise DataError(
             f"{label} is a {type(partitioner).__name__} without num_partitions; give one of its "
@@ -232,7 +232,7 @@ def _find_place(
     folder = tempfile.gettempdir()
     if (free := shutil.disk_usage(folder).free) < wanted:
         raise DataError(
-            f"The samples need {wanted / 2**30:.1f} GB as {kind}, more than stays in memory "
+            f"The samples need {wanted / 2**30:.1f} GB as {kind}, more than is kept in memory "
             f"({MEMORY / 2**30:g} GB), and {folder} has {free / 2**30:.1f} GB free; set TMPDIR to "
             "a folder on a larger disk."
         )

@@ -395,7 +395,7 @@ class Preparation:
             return cls(**given)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"This is no preparation ({type(error).__name__}: {error}); give what to_json() "
+                f"This is not a preparation ({type(error).__name__}: {error}); give what to_json() "
                 "returned."
             ) from None
 
@@ -417,7 +417,7 @@ class Preparation:
             (who for who in owners if who not in known),
             lambda who: (
                 f"Every client has scales of its own here, and there is no client {who!r}; "
-                f"say client=NAME, one of {', '.join(sorted(known)[:12])}."
+                f"pass client=NAME, one of {', '.join(sorted(known)[:12])}."
             ),
         )
         return owners.tolist()

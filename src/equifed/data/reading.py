@@ -218,7 +218,7 @@ def _as_numbers(value: Any, where: str) -> Array:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{where} is no array ({type(value).__name__}; {str(error)[:120]}); convert it, "
+            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); convert it, "
             "sequences of unequal length to one length."
         ) from None
 

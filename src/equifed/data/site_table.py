@@ -57,7 +57,7 @@ class TableSettings(TableRequest):
         odd = [c for c, unit in (self.units or {}).items() if not isinstance(unit, str)]
         values = self.task == "regression" or self.classes is not None
         refuse_any(
-            (self.prepare.per_client, "prepare.per_client tells the scales of every single site to "
+            (self.prepare.per_client, "prepare.per_client reveals every single site's scales to "
              "all; leave it out."),
             (names is not None and (values or len(names) < 2), "class_names are two or more, and "
              "go with neither classes nor a regression."),
@@ -152,7 +152,9 @@ class SiteTable:
             agreed.append(self.request.target)
         strange = [name for name in asked["columns"] if name not in agreed]
         if strange:
-            raise DataError(f"Client {self.name!r}: {strange[0]!r} is no feature that was agreed.")
+            raise DataError(
+                f"Client {self.name!r}: {strange[0]!r} is not a feature that was agreed."
+            )
         return describe_rows(self.take(asked["columns"], "train"), asked, self.name)
 
     def take(self, names: Iterable[str], split: str) -> Columns:
@@ -199,7 +201,7 @@ def _read_file(table: Any) -> Columns:
     try:
         return read_columns(table)
     except DataError as error:
-        told = "its file is no table that begins with a line of column names"
+        told = "its file is not a table that begins with a line of column names"
         raise DataError(
             f"{error} Every column needs a name of its own in the first line.", told
         ) from error

@@ -268,7 +268,7 @@ def ask_task(where: str, distinct: Sequence[Any], more: str = "") -> None:
     """Ask whether whole numbers are classes or values."""
     raise DataError(
         f"{where} holds whole numbers, {len(distinct)} different ones in all, from {distinct[0]} "
-        f"to {distinct[-1]}: values or classes? Say task='regression', or task='classification' to "
+        f"to {distinct[-1]}: values or classes? Set task='regression', or task='classification' to "
         f"have them numbered in sorted order{more}."
     )
 

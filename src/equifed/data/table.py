@@ -196,7 +196,7 @@ def keep_rows(
         (name for name in request.dividing if len(gaps[name])),
         lambda name: (
             f"Column {name!r} lacks a value in {len(gaps[name])} row(s), the first is row "
-            f"{gaps[name][0] + 1}; it tells how rows are divided: fill it in or leave these rows "
+            f"{gaps[name][0] + 1}; it defines how rows are divided: fill it in or leave these rows "
             "out."
         ),
     )
@@ -289,7 +289,7 @@ def find_duplicates(
     return [
         f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
         f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {whose}); if they are the "
-        "same cases, drop one of each, or give keep_together= the column that tells cases apart"
+        "same cases, drop one of each, or give keep_together= the column that identifies cases"
         + (f" (about {round(chance * len(held))} would be alike by chance)." if chance else ".")
     ]
 

@@ -146,7 +146,7 @@ class TorchClients(Clients):
         more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
         return (
             f"{len(alone)} client(s) have samples of one class only ({', '.join(alone[:5])}{more}):"
-            f" their own part is held by its penalty alone ({self.own.penalty})"
+            f" only the penalty determines their own part ({self.own.penalty})"
         )
 
     @abstractmethod

@@ -116,7 +116,7 @@ class InProcessClients(TorchClients):
             client = self.names[int(np.searchsorted(self._offsets, row, side="right")) - 1]
             raise ValueError(
                 f"Client {show_text(client)}: training {what} hold numbers beyond the largest of "
-                f"{values.dtype}; scale them, or say dtype=torch.float64."
+                f"{values.dtype}; rescale them, or use dtype=torch.float64."
             )
 
     def _try_largest(self, data: Federation) -> None:
@@ -141,7 +141,7 @@ class InProcessClients(TorchClients):
             except IndexError as error:
                 raise ValueError(
                     f"Client {show_text(self.names[split.owners()[k]])}: {label} {one.name} hold "
-                    f"{int(rows[k].max())}, which the model has no place for ({error}); its "
+                    f"{int(rows[k].max())}, which the model has no embedding for ({error}); its "
                     "nn.Embedding needs more rows than that number."
                 ) from None
 
@@ -262,7 +262,7 @@ class InProcessClients(TorchClients):
         if batch_size is not None and self.needs_all_samples():
             raise ValueError(
                 f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
-                "leave batch_size out, or say own_steps='joint'."
+                "omit batch_size, or use own_steps='joint'."
             )
 
     # -- memories ---------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def resolve_model(
             raise ValueError(f"The model {module!r} is a name, so the loss must be one too.")
         if federation.layout is not None and module in MODELS:
             raise ValueError(
-                f"The model {module!r} takes one array, a sample is {federation.layout}; hand over "
+                f"The model {module!r} takes one array, a sample is {federation.layout}; pass "
                 "a module whose forward takes these."
             )
         module = build(module, federation.input_shape, outputs_for(federation, loss))

@@ -335,13 +335,13 @@ def settle_own(
     if own is None:
         if steps != "auto" or own_l2 is not None:
             raise ValueError(
-                "own_steps and own_l2 are about own parameters; say which: own='bias'."
+                "own_steps and own_l2 need own parameters; choose them, for example own='bias'."
             )
         return None
     names = choose_own(module, own)
     why = refuse_profile(module, loss, input_dimensions, names)
     if steps == "profile" and why is not None:
-        raise ValueError(f"own_steps='profile': {why}; say own_steps='joint'.")
+        raise ValueError(f"own_steps='profile': {why}; use own_steps='joint'.")
     if steps == "profile" or (steps == "auto" and why is None):
         return OwnPart(names, "profile", _profile_l2(own_l2, loss))
     bias = loss is not squared and is_last_bias(module, names)

@@ -154,7 +154,7 @@ def accept_plan(
     """
     if not told:
         if policy.operators:
-            raise Refused("this site answers signed runs alone, and this one has no plan")
+            raise Refused("this site answers only signed runs, and this run has no plan")
         policy.check_plan({}, samples)
         return None
     operator, plan = read_signed(told, policy)
@@ -162,7 +162,7 @@ def accept_plan(
     work = {"lr": 1.0, **works[0]} if works else None
     policy.check_plan({"privacy": plan.privacy, "work": work}, samples)
     if plan.run != run:
-        raise Refused("the plan is that of another run")
+        raise Refused("the plan belongs to another run")
     kept, place = memory.read_record("plan"), root / "plans" / f"{plan.digest[:16]}-{slug(name)}"
     other = find_other(json.loads(about), plan.config) if about and not kept else ""
     if other:
@@ -195,9 +195,9 @@ def read_signed(told: Any, policy: Policy) -> tuple[str, Plan]:
     operator = find_signer(policy.operator_keys, PURPOSE, text.encode(), signature)
     if operator is None and policy.operators:
         raise Refused(
-            "the plan is signed by nobody whom this site's policy lists under operators"
+            "the plan is not signed by an operator listed in this site's policy"
             if signature
-            else "this site answers signed runs alone, and the plan of this one is not signed"
+            else "this site answers only signed runs, and this run's plan is not signed"
         )
     return operator or "", plan
 
@@ -208,7 +208,7 @@ def _check_members(plan: Plan, name: str, keys: Mapping[str, PublicKey] | None) 
     if keys is None:
         return
     if plan.privacy == "secure" and not plan.members:
-        raise Refused("the plan names nobody who takes part, and this site has a list of peers")
+        raise Refused("the plan has no members, but this site has a list of peers")
     for member, line in plan.members.items():
         if member not in keys or keys[member].line != line:
             raise Refused(f"the plan gives {member!r} a key that is not in this site's peers")
@@ -301,9 +301,9 @@ class Account:
         args, stage = request.args, request.args.get("asked", {}).get("stage")
         bare = request.op in ("sum", "curvature", "prepare") and "mask" not in args
         if args.get("give") or args.get("describe") or request.op == "recall":
-            raise Refused(f"the plan of this run shows sums alone, {request.op!r} asks for more")
+            raise Refused(f"the plan allows only sums, and {request.op!r} is more")
         if bare and stage != "names":
-            raise Refused(f"the plan of this run shows sums alone, {request.op!r} asks for a term")
+            raise Refused(f"the plan allows only sums, and {request.op!r} is a single term")
 
     def _check(self, asked: Question, request: Request) -> None:
         plan, step = self.plan, self.plan.steps.get(asked.step)
@@ -322,14 +322,12 @@ class Account:
             if int(request.args["seed"]) != plan.seed:
                 raise Refused("the minibatches are drawn by another seed than the plan's")
             if asked.batch != step.get("batch"):
-                raise Refused(f"minibatches of {asked.batch} are asked for, not of "
-                              f"{step.get('batch') or 'all rows'} as the plan says")  # fmt: skip
+                raise Refused(f"the request has minibatches of {asked.batch}, the plan "
+                              f"{step.get('batch') or 'all rows'}")  # fmt: skip
         for key, value in (step.get("work") or {}).items():
             given = asked.work.get(key)
             if given != value and not (key == "lr" and 0 < float(given or 0) <= value):
-                raise Refused(
-                    f"local work with {key} = {given} is asked for, the plan says {value}"
-                )
+                raise Refused(f"the request has {key} = {given}, the plan {value}")
 
     def _count(self, asked: Question, record: dict[str, Any]) -> list[str]:
         """Add a question to the record; refuse one too many, or out of its order."""

@@ -171,8 +171,8 @@ def find_plan(config: AppConfig, settings: FederationSettings, kept: Kept | None
         return earlier
     if earlier["signature"]:
         raise StartError(
-            f"The plan of this run has {plan.rounds} rounds, and {settings.rounds} are wanted; an "
-            "operator must sign that: equifed flower resume --key"
+            f"The plan of this run has {plan.rounds} rounds, but {settings.rounds} were requested; "
+            "an operator must sign that: equifed flower resume --key"
         )
     return sign_plan(lengthen(plan, config, settings.rounds))
 

@@ -205,14 +205,17 @@ class FederationSettings:
         check_privacy(self.privacy)
         if self.privacy != "none" and self.clients < 3 and self.do == "train":
             raise ValueError(
-                "Hidden sums need at least three clients: of two each knows the other."
+                "Hidden sums need at least three clients: with two, each could work out the "
+                "other's values."
             )
         if self.do not in ("train", "evaluate", "statistics"):
             raise ValueError(f"do must be 'train', 'evaluate' or 'statistics', got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
         if self.start and self.start == self.out and not self.resume:
-            raise ValueError("'start' and 'out' are two folders; a run goes on with resume.")
+            raise ValueError(
+                "'start' and 'out' must be different folders; to continue a run use resume."
+            )
         if self.do == "evaluate" and not self.start:
             raise ValueError("do = 'evaluate' needs 'start', the folder of a complete run.")
 
@@ -300,7 +303,7 @@ class Kept:
             _ = told["plan"]["text"], told["plan"]["signature"]
             _ = told["model"], told["schema"]["input_shape"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise StartError(f"{folder} holds no run of a federation to go on with.") from None
+            raise StartError(f"{folder} holds no federation run to resume.") from None
 
     def apply(
         self, config: AppConfig, settings: FederationSettings
@@ -314,8 +317,8 @@ class Kept:
         wrong = [k for k in same if k in settings.changes and getattr(settings, k) != same[k]]
         if wrong:
             raise StartError(
-                f"The run to resume has {wrong[0]} = {same[wrong[0]]!r} to its end, as its clients "
-                f"agreed to; {getattr(settings, wrong[0])!r} would be another run."
+                f"The run was started with {wrong[0]} = {same[wrong[0]]!r}, to which its clients "
+                f"agreed; a resumed run cannot change it to {getattr(settings, wrong[0])!r}."
             )
         kept = AppConfig.from_dict(self.told["config"])
         changed = [name for name in ("on_missing", *DEADLINES) if name in settings.changes]
@@ -327,7 +330,7 @@ class Kept:
         for key, value in (kept.to_dict() | same | vars(waiting)).items():
             if key != "rounds" and said.get(key) != value:
                 line = f"{key} is {value}, not {said.get(key)} as the app says now"
-                print(f"equifed: the run goes on as it started: {line}", flush=True)
+                print(f"equifed: the run continues with its first settings: {line}", flush=True)
         return kept, now
 
     def check(self, members: Members, resumed: bool) -> None:

@@ -56,8 +56,8 @@ class BestRound(Strategy):
     ) -> None:  # fmt: skip
         if type(strategy).start is not Strategy.start:
             raise ValueError(
-                f"{type(strategy).__name__} has a start of its own, whose rounds cannot be seen; "
-                "use a strategy that keeps Flower's."
+                f"{type(strategy).__name__} overrides start(), so its rounds cannot be observed; "
+                "use a strategy with Flower's own start()."
             )
         if metric not in METRICS and higher_is_better is None:
             raise ValueError(
@@ -67,7 +67,7 @@ class BestRound(Strategy):
             raise ValueError(f"by must be 'site' or 'fifth', got {by!r}.")
         known = METRICS.get(metric)
         if known is not None and higher_is_better not in (None, known.sign > 0):
-            raise ValueError(f"{metric!r} has a direction of its own; leave higher_is_better out.")
+            raise ValueError(f"{metric!r} has a known direction; omit higher_is_better.")
         self.strategy, self._key, self._by, self._size = strategy, metric, by, size
         higher = known.sign > 0 if known is not None else bool(higher_is_better)
         self._sign = 1.0 if higher else -1.0

@@ -84,8 +84,8 @@ class Budget:
         ledger = self.open_ledger(root, name)
         if ledger.left < mu_of(bounds.epsilon, self.delta) ** 2 * (1 - 1e-9):
             raise Refused(
-                f"the privacy budget of this site is spent: the plan would cost epsilon "
-                f"{bounds.epsilon:g}, and {ledger.spent:.3g} of {self.epsilon:g} are gone"
+                f"this site's privacy budget does not suffice: the plan costs epsilon "
+                f"{bounds.epsilon:g}, and {ledger.spent:.3g} of {self.epsilon:g} are spent"
             )
 
     def build_engine(
@@ -115,7 +115,7 @@ def count(plan: Plan, rows: int) -> Planned:
         elif op == "local":
             work = step.get("work") or {}
             if work.get("steps") is None and work.get("epochs") is None:
-                raise Refused("local work whose number of steps varies has no plan of its cost")
+                raise Refused("local work with a varying number of steps cannot be accounted for")
             steps = LocalWork.from_dict({"lr": 1.0, **work}).steps_for([rows])
             found["steps"] += times * int(steps[0])
             q = min(1.0, (step.get("batch") or rows) / rows)

@@ -201,13 +201,13 @@ class Fleet:
         if code == NOT_ACTIVATED:
             if not self.is_registered():
                 return (
-                    f"{self.address} does not know this node's key (code 2004): whoever runs the "
-                    "SuperLink must register its public half with flwr supernode register"
+                    f"{self.address} does not know this node's key (code 2004): the operator of "
+                    "the SuperLink must register its public half with flwr supernode register"
                 )
             return (
-                f"{self.address} holds that a node with this key is connected (code 2004): another "
-                "process uses the same key, or this node ended without saying so less than a "
-                "minute ago and is let in soon"
+                f"{self.address} reports that a node with this key is connected (code 2004): "
+                "another process uses the same key, or this node ended without signing off less "
+                "than a minute ago and will be admitted soon"
             )
         if isinstance(error, httpx.HTTPStatusError):
             status = error.response.status_code
@@ -317,7 +317,7 @@ class Audit:
         except OSError as error:
             raise AuditError(
                 f"The audit log {self.path} cannot be written ({error.strerror}); a node that "
-                "cannot say what leaves it sends nothing."
+                "cannot record what it sends sends nothing."
             ) from error
 
     def close(self) -> None:

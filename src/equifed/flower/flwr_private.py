@@ -83,7 +83,7 @@ def find_changes(used: Mapping[str, str] = USED) -> list[str]:
     """Return what this flwr does not have, or takes otherwise: one line for each private name.
 
     >>> find_changes({"flwr.app:Message": "", "flwr.app:Massage": ""})
-    ['flwr.app:Massage is gone']
+    ['flwr.app:Massage was removed']
     """
     return [
         line for symbol, parameters in used.items() for line in _compare(symbol, parameters.split())
@@ -94,7 +94,7 @@ def _compare(symbol: str, parameters: Iterable[str]) -> list[str]:
     try:
         found = _find(symbol)
     except (ImportError, AttributeError):
-        return [f"{symbol} is gone"]
+        return [f"{symbol} was removed"]
     if not parameters:
         return []
     known = inspect.signature(found).parameters

@@ -115,7 +115,7 @@ class Hello:
         if hello.sizes.get("train", 0) < 1 or not hello.name or len(hello.name) > 200:
             raise WireError("the hello names no samples, or no client")
         if not all(0 <= size <= LARGEST_SIZE for size in hello.sizes.values()):
-            raise WireError("the hello names a number of samples that nobody has")
+            raise WireError("the hello states an impossible number of samples")
         return hello
 
     def is_current(self) -> bool:
@@ -337,7 +337,7 @@ def sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise StartError(
-            f"Two nodes call themselves {double[0]!r}; give each node its own name with "
+            f"Two nodes have the name {double[0]!r}; give each node its own name with "
             "--node-config 'name=\"...\"'."
         )
     if order is not None:

@@ -48,7 +48,7 @@ ERRORS = {
     2: "the client app raised an exception",
     3: "the request expired",
     4: "the reply expired",
-    5: "the node is gone",
+    5: "the node has left",
     7: "the app is invalid",
     8: "the client app stopped responding",
 }

@@ -7,7 +7,7 @@
         |                    |                  +------------------+-- another node of that name,
         |                    |                                         with the same data and model
         |                    +-- does not fit: StartError before the first round
-        +-- after the start: hello that says so --> takes the place of a client that is gone,
+        +-- after the start: hello that says so --> takes the place of a client that has left,
                                                     or is left out, with its name and the reason
 
 Tables take one more hello before the first round, with the preparation of all sites.
@@ -49,7 +49,7 @@ ROOM = 1 << 21
 
 TOO_LATE = (
     "a run is under way without this node, which came after its start; it takes part in the next "
-    "run, or at once in the place of a client that is gone"
+    "run, or at once in the place of a client that has left"
 )
 
 
@@ -110,7 +110,7 @@ class Members:
     def _seat(self, mailbox: Mailbox, connected: set[int], node: int, hello: Hello) -> None:
         """Give a newcomer the place of a client of its name that is gone, or none."""
         if hello.name not in self.names:
-            reason = "it came after the start; it was told, and takes part in the next run"
+            reason = "it joined after the start; it takes part in the next run"
             return self._settle(node, hello.name, reason)
         i = self.names.index(hello.name)
         change = find_stranger(hello, self.run, list_keys(self.told))

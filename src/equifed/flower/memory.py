@@ -91,7 +91,7 @@ class Memory:
         part = self.get(f"own {max(earlier)}")
         if part is None:
             raise LostPart(
-                f"the own part of round {max(earlier)} is gone or damaged; bring back the memory "
+                f"the own part of round {max(earlier)} is missing or damaged; restore the memory "
                 "folder, or start a new run"
             )
         return part
@@ -225,7 +225,7 @@ def keep_delivery(folder: Path, run: str, predictor: Predictor, args: Mapping[st
         raise WireError("other files are delivered than a card and a page")
     for name, text in files.items():
         if not isinstance(text, str) or len(text) > LARGEST_TEXT:
-            raise WireError(f"{name} is no text, or too long")
+            raise WireError(f"{name} is not text, or too long")
         write_private(out / name, text.encode())
     written = export(predictor, out, program=True)
     names = sorted([path.name for path in written] + list(files))

@@ -193,7 +193,7 @@ def _read_total(words: Words, ledger: Ledger) -> NDArray[np.float64]:
     if float(np.abs(total).max(initial=0.0)) > largest / 8:
         ledger.notes.append(
             f"a sum that was opened has numbers near {largest:.2g}, the largest there are: "
-            "somebody's masked vector was wrong or damaged, and nobody can see whose. Do not trust "
+            "a client's masked vector was wrong or damaged; the masks hide whose. Do not trust "
             "the model from here on; start again from the one of a round before"
         )
     return total
@@ -248,7 +248,7 @@ class SecureSums:
 
         def check_keys(i: int, reply: Reply) -> None:
             if len(_parse(Published.from_dict, reply).masking) != self.slots:
-                raise WireError("sent another number of keys than asked for")
+                raise WireError("sent a wrong number of keys")
 
         replies = _take_step(messenger, "keys", table, check_keys)
         told = {str(i): reply.numbers for i, reply in sorted(replies.items())}
@@ -259,7 +259,7 @@ class SecureSums:
             counts = {*map(len, boxes.values()), *map(len, digests.values())}
             others = set(parties) - {i}
             if (set(boxes), set(digests), counts) != (others, set(parties), {self.slots}):
-                raise WireError("sent shares for others than asked for")
+                raise WireError("sent shares for the wrong clients")
 
         replies = _take_step(messenger, "shares", {**table, "parties": told}, check_boxes)
         digests = {i: _parse(_read_boxes, reply)[1] for i, reply in replies.items()}
@@ -281,7 +281,7 @@ class SecureSums:
 
         def check(i: int, reply: Reply) -> None:
             if not _parse(_read_bad, reply) <= set(shares) - {i}:
-                raise WireError("complains about others than asked for")
+                raise WireError("complained about clients that it was not asked about")
 
         replies = messenger.ask(requests, check)
         accused = {i: _parse(_read_bad, reply) for i, reply in replies.items()}
@@ -322,7 +322,7 @@ class SecureSums:
         def check(i: int, reply: Reply) -> None:
             shares = _parse(_read_shares, reply)
             if set(shares) != set(everybody) - epoch.accused[i]:
-                raise WireError("sent shares of others than asked for")
+                raise WireError("sent shares of the wrong clients")
             for j, share in shares.items():
                 if digest_secret(share) != epoch.digests[j][i][slot]:
                     raise WireError(f"sent a wrong share of {messenger.members.names[j]}")
@@ -366,7 +366,7 @@ def _collect(
 
 # -- what clients answer ---------------------------------------------------------------------------
 
-NOT_KEYS = "sent something else than keys or shares"
+NOT_KEYS = "sent data that are neither keys nor shares"
 Read = TypeVar("Read")
 
 

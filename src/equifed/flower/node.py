@@ -213,9 +213,9 @@ def serve_site(
     settings = {"node-key": str(node_key), **parse_node_config(node_config)}
     if not Policy.of(read_site(settings)).operators and not any_operator:
         raise SiteError(
-            "The site's policy lists no operators, so whoever may submit a run could question its "
-            'data one row at a time. Write operators = ["ssh-ed25519 AAAA... anna"] into the file '
-            "that policy names, or say --any-operator if that is what you want."
+            "The site's policy lists no operators, so any user who may submit a run could query "
+            'its data one row at a time. Write operators = ["ssh-ed25519 AAAA... anna"] into the '
+            "file that policy names, or use --any-operator if that is what you want."
         )
     changes = find_changes()
     if changes:
@@ -245,7 +245,7 @@ def judge_request(message: Message) -> Request:
     """Return a request of ours, or raise :class:`WireError` about anything else."""
     kind = message.metadata.message_type
     if kind not in {verb.message for verb in VERBS.values()} or not message.has_content():
-        raise WireError(f"{kind[:60]!r} is no request that this site answers")
+        raise WireError(f"{kind[:60]!r} is not a request that this site answers")
     request = Request.from_records(message.content)
     if VERBS[request.op].message != kind:
         raise WireError(f"{kind!r} asks for {request.op!r}")

@@ -144,10 +144,10 @@ def _describe(plan: Plan) -> Iterator[str]:
         when = "in a round" if re.match(ROUND, name) else "in the run"
         yield f"{when}: {name.removeprefix('once ')}, {count(step['times'])}"
     yield f"models up to {plan.norm:g} lengths of the first; {plan.repeats} steps may be repeated"
-    who = ", ".join(sorted(plan.members)) or "anybody whom the host lets in"
+    who = ", ".join(sorted(plan.members)) or "any site that the host admits"
     yield f"who takes part: {who}"
     if plan.privacy == "secure" and not plan.members:
-        yield "WARNING: nobody's key is in the plan, so the server could play the other members"
+        yield "WARNING: the plan lists no keys, so the server could play the other members"
 
 
 def count(times: int) -> str:

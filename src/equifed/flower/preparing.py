@@ -105,7 +105,7 @@ def _add(messenger: Messenger, asked: Question) -> Vector:
     def check(i: int, reply: Reply) -> None:
         vector = expect_vector(reply.arrays, "vector", size, "float64")
         if not (vector == np.rint(vector)).all() or (np.abs(vector) >= 1 << BASE).any():
-            raise WireError("answered with something else than whole numbers")
+            raise WireError("sent values that are not whole numbers")
 
     replies = messenger.ask(requests, check)
     total: Vector = np.sum([replies[i].arrays["vector"] for i in sorted(replies)], axis=0)
@@ -120,11 +120,11 @@ def _collect(messenger: Messenger, asked: Question) -> list[Mapping[str, Sequenc
     def check(i: int, reply: Reply) -> None:
         names = reply.numbers.get("names")
         if not isinstance(names, dict) or set(names) != set(asked["columns"]):
-            raise WireError("named categories of other columns than asked for")
+            raise WireError("sent categories of columns that were not requested")
         for listed in names.values():
             texts = isinstance(listed, list) and all(isinstance(t, str) for t in listed)
             if not texts or len(listed) > MOST_NAMES:
-                raise WireError("named something else than categories")
+                raise WireError("sent categories in an invalid form")
 
     replies = messenger.ask(requests, check)
     return [replies[i].numbers["names"] for i in sorted(replies)]

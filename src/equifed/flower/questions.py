@@ -115,7 +115,7 @@ class FlowerQuestions(Messenger):
         open_ones = [hello.name for hello in hellos if not hello.noised]
         if self.hidden is not None or open_ones:
             why = f"{open_ones[0]!r} has none" if open_ones else "sums are hidden"
-            return f"some sites have a privacy budget, so curvature is told with noise, but {why}"
+            return f"some sites have a privacy budget, so curvature is sent with noise, but {why}"
         stream = Stream(0, ("round", self.round, f"curvature {form}"))
         requests = self.write_requests("curvature", stream, {"form": "mean"}, {"x": pack_tensor(x)})
         shape = torch.Size((1, *[find_places(self.model).shape[1]] * 2))
@@ -173,7 +173,9 @@ class FlowerQuestions(Messenger):
             self.ledger.notes.append(f"{reason}: the curvature is that of the sum opened before")
         total = unpack_blocks(packed, like.blocks.shape, thin is not None)
         wrong = check_curvature(total + _rounding(total), thin=thin)
-        return total if wrong is None else f"somebody's curvature is none: the sum's {wrong[4:]}"
+        return (
+            total if wrong is None else f"a client sent an invalid curvature: the sum's {wrong[4:]}"
+        )
 
     def _refuse_far(self, traces: Tensor) -> None:
         """Name those whose curvature is absurdly large beside the others'."""

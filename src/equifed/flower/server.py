@@ -238,10 +238,10 @@ class FlowerClients(FlowerQuestions, Clients):
         """Refuse numbers of other splits, other sizes or other names than a client can have."""
         held, tables = self.members.hellos[i].sizes, reply.numbers.get("splits")
         if not isinstance(tables, dict) or set(tables) != set(held) & set(splits):
-            raise WireError("measured other splits than asked for")
+            raise WireError("sent metrics of splits that were not requested")
         for split, table in tables.items():
             if not isinstance(table, dict) or table.get("size") != held[split]:
-                raise WireError(f"measured another number of {split} samples than it said it has")
+                raise WireError(f"evaluated a number of {split} samples other than it announced")
             metrics = table.get("metrics")
             if not isinstance(metrics, dict) or not set(metrics) <= known:
                 raise WireError("sent unknown metrics")

@@ -112,7 +112,7 @@ def read_site(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in told.items():
         if key not in (*PLAIN, *TABLES):
             known = ", ".join((*PLAIN, *TABLES))
-            raise SiteError(f"{path}: {key!r} is no setting of a site; there are {known}.")
+            raise SiteError(f"{path}: {key!r} is not a setting of a site; there are {known}.")
         texts = value.values() if key in TABLES and isinstance(value, dict) else [value]
         if (key in TABLES) != isinstance(value, dict) or not all(isinstance(t, str) for t in texts):
             kind = "a table of text" if key in TABLES else "text"
@@ -171,8 +171,8 @@ class SiteData:
         strange = [c for c in units if c not in (*table.features, settings.target)]
         if strange:
             raise DataError(
-                f"Client {name!r}: [units] names {strange[0]!r}, which is no column that is used; "
-                "use the agreed names."
+                f"Client {name!r}: [units] names {strange[0]!r}, which is not a column that is "
+                "used; use the agreed names."
             )
         return cls(table, settings, units)
 
@@ -216,7 +216,7 @@ def check_privacy(level: object) -> None:
     """Refuse what is no level of privacy; "sums" was one until version 0.2."""
     if level == "sums":
         cure = "use 'secure'. A run that was started with 'sums' cannot be resumed; start a new one"
-        raise ConfigError([f"privacy = 'sums' (masks of pairs alone) is gone: {cure}"])
+        raise ConfigError([f"privacy = 'sums' (masks of pairs alone) was removed: {cure}"])
     if level not in get_args(Privacy):
         raise ConfigError([f"privacy must be 'none' or 'secure', got {level!r}"])
 

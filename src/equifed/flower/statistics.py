@@ -107,7 +107,7 @@ def show_statistics(
     odd = [f"{listed[i].name}: {f.reason}" for i, f in sorted(answers.failures.items())]
     odd += [f"{f.name or f'node {node}'}: {f.reason}" for node, f in left.items()]
     if not found:
-        raise StartError(f"No site told its statistics: {'; '.join(odd)}.")
+        raise StartError(f"No site sent statistics: {'; '.join(odd)}.")
     for other in listed[1:]:
         odd += [d for d in [describe_difference(listed[0], other)] if d]
     odd += find_outlying(found)

@@ -48,7 +48,7 @@ class FlowerVectors(ClientVectors):
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        # Local work that nobody asked for yet is fused with the sum into one exchange.
+        # Local work that was not requested yet is fused with the sum into one exchange.
         hidden = self.messenger.hidden
         if hidden is None:
             return DenseVectors(self.recall()).weighted_sum(weights)
@@ -95,9 +95,9 @@ class FlowerVectors(ClientVectors):
     def _model(self) -> Tensor:
         if self.x is None:
             raise PrivacyError(
-                "What clients keep of earlier rounds is not summed where sums are hidden: taken "
-                "from the sum of that round it would show those who are missing now "
-                f"({self._name_missing() or 'nobody'}). "
+                "Vectors that clients keep from earlier rounds are not summed under hidden sums: "
+                "the difference to that round's sum would reveal the clients missing now "
+                f"({self._name_missing() or 'none'}). "
                 "Resume when they are back, let the run wait for them with on-missing = 'wait', "
                 "or use an algorithm that sums nothing kept: DRFA, SCAFF-PD."
             )

@@ -154,7 +154,7 @@ class Reply:
         allowed = VERBS[values["op"]].arrays if values["op"] in VERBS else ()
         odd = [name for name in values["arrays"] if name not in allowed]
         if odd:
-            raise WireError(f"sent the array {_shorten(odd[0])}, which nobody asked for")
+            raise WireError(f"sent the array {_shorten(odd[0])}, which was not requested")
         return cls(**{**values, "text": values["text"][:300]})
 
 
@@ -193,7 +193,7 @@ def expect_number(
     2.0
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WireError(f"{name} is no number")
+        raise WireError(f"{name} is not a number")
     try:
         number = float(value)
     except OverflowError:
@@ -267,7 +267,7 @@ def _read_json(record: ConfigRecord, name: str, kind: type, limit: int) -> Any:
     """Return a table or list that a record holds as text of at most ``limit`` characters."""
     text = record.get(name)
     if not isinstance(text, str) or len(text) > limit:
-        raise WireError(f"the {name} is no text, or too long")
+        raise WireError(f"the {name} is not text, or too long")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -281,7 +281,7 @@ def _split(record: ConfigRecord) -> dict[str, Array]:
     """Return the small arrays that travel in the header's record."""
     data, arrays, at = record["data"], {}, 0
     if not isinstance(data, bytes) or len(data) > PACK_LIMIT:
-        raise WireError("the data are no bytes, or too long")
+        raise WireError("the data are not bytes, or too long")
     for entry in _read_json(record, "index", list, PACK_LIMIT):
         try:
             name, dtype, shape = entry
@@ -367,9 +367,9 @@ def read_metric(arrays: Sent, size: int) -> BlockMatrix | None:
         return None
     packed, places = (np.asarray(arrays.get(name)) for name in ("metric", "places"))
     if packed.dtype != np.float64 or packed.ndim != 1 or not np.isfinite(packed).all():
-        raise WireError("the metric is no vector of finite numbers in double precision")
+        raise WireError("the metric is not a vector of finite numbers in double precision")
     if places.dtype != np.int64 or places.ndim != 2 or places.size == 0:
-        raise WireError("the metric does not say where its blocks lie")
+        raise WireError("the metric does not state the positions of its blocks")
     if places.min() < 0 or places.max() >= size or len(np.unique(places)) < places.size:
         raise WireError(f"the metric's blocks do not lie in a model of {size} numbers, or overlap")
     k, q = places.shape

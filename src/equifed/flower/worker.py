@@ -188,7 +188,9 @@ class Worker:
             found = {k: self.memory.get(f"{told['tag']}/{k}") for k in told.get("parts", ())}
             rows = {k: row for k, row in found.items() if row is not None}
             if len(rows) < len(found):
-                raise Refused(f"{asked.step!r:.80} was answered, and the answer is gone")
+                raise Refused(
+                    f"{asked.step!r:.80} was answered before, and the answer is no longer stored"
+                )
             if told:
                 parts = {k: DenseVectors(self._tensor(row)[None]) for k, row in rows.items()}
                 return self._keep(told["numbers"], parts)
@@ -360,7 +362,7 @@ class Worker:
         form = "hidden" if "mask" in self.args else self.args["form"]
         if form != "mean" or "thin" in self.request.arrays or self.account is None:
             raise Refused(
-                f"under a privacy budget curvature is told as 'mean', not as {form!r:.20}"
+                f"under a privacy budget curvature is sent as 'mean', not as {form!r:.20}"
             )
         self.policy.allow_clear()
         site = self.engine.site(0)  # type: ignore[attr-defined]
@@ -458,7 +460,7 @@ class Worker:
         told = self.args.get(what) if told is None else told
         kept = self.memory.read_record(what)
         if told and kept and told != kept:
-            raise Refused(f"another {what} than this site was told before in this run")
+            raise Refused(f"the {what} differs from the one this site received earlier in this run")
         if told and not kept:
             self.memory.write_record(what, told)
         return told or {}

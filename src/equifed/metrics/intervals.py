@@ -95,7 +95,7 @@ def correct_counts(accuracies: ArrayLike, sizes: ArrayLike) -> Values:
     wrong = ~(np.abs(product - whole) <= 1e-6 * np.maximum(m, 1.0)) | (whole < 0) | (whole > m)
     if wrong.any():
         raise ValueError(
-            f"accuracy times size is no whole count between 0 and size at positions "
+            f"accuracy times size is not a whole count between 0 and size at positions "
             f"{name_positions(wrong)}; are accuracies and sizes of the same split?"
         )
     return whole

@@ -39,7 +39,7 @@ class Adapted(nn.Module):
             return super().forward(*args, **kwargs)
         if rows.dtype in COARSE and any(field.kind != KINDS["f"] for field in layout.fields):
             raise ValueError(
-                f"The samples have whole numbers ({layout}), which {rows.dtype} does not hold; say "
+                f"The samples have whole numbers ({layout}), which {rows.dtype} does not hold; use "
                 "dtype=torch.float32."
             )
         return self.equifed_answer(layout.unpack(rows))
@@ -100,7 +100,7 @@ def adapt(module: nn.Module, layout: Layout | None) -> nn.Module:
     if "forward" in vars(module):
         raise ValueError(
             f"The model ({type(module).__name__}) has had its forward replaced (by torch.compile "
-            "or a hook); hand over the module that was wrapped."
+            "or a hook); pass the module that was wrapped."
         )
     made: Any = copy.copy(module)
     if isinstance(module, Adapted):  # to other data

@@ -26,7 +26,7 @@ def check_device(device: str | torch.device) -> torch.device:
         raise ValueError(f"Unknown device {device!r}; use 'cpu' or 'cuda'.") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"device={str(device)!r}, but torch {torch.__version__} finds no CUDA device here; say "
+            f"device={str(device)!r}, but torch {torch.__version__} finds no CUDA device here; use "
             "device='cpu', or install torch for CUDA on a machine with a GPU."
         )
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
@@ -38,7 +38,7 @@ def check_device(device: str | torch.device) -> torch.device:
         torch.zeros(1, device=chosen).sum().item()
     except FAILURES as error:
         raise ValueError(
-            f"device={str(device)!r} cannot compute here ({str(error).splitlines()[0][:100]}); say "
+            f"device={str(device)!r} cannot compute here ({str(error).splitlines()[0][:100]}); use "
             "'cpu' or 'cuda'."
         ) from None
     return chosen
@@ -58,7 +58,7 @@ def check_module(module: Any) -> None:
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError(
-            "The model is a TorchScript module, whose parameters cannot be replaced; hand over the "
+            "The model is a TorchScript module, whose parameters cannot be replaced; pass the "
             "module that it was made from."
         )
     for name, part in module.named_modules():
@@ -67,7 +67,7 @@ def check_module(module: Any) -> None:
             if nn.parameter.is_lazy(value):
                 raise ValueError(
                     f"The model's {where} is lazy and has no shape yet; call the model once on a "
-                    "batch of samples before handing it over."
+                    "batch of samples before passing it."
                 )
             if value.is_meta:
                 raise ValueError(f"The model's {where} lies on the meta device, without numbers.")
@@ -291,7 +291,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     found = module.load_state_dict(weights, strict=False)
     lost = [name for name in found.missing_keys if not name.endswith("_extra_state")]
     if lost or found.unexpected_keys:
-        what = f"lack {lost[0]!r}" if lost else f"have {found.unexpected_keys[0]!r} too much"
+        what = f"lack {lost[0]!r}" if lost else f"have the unexpected {found.unexpected_keys[0]!r}"
         raise ValueError(f"The weights are not those of this module: they {what}.")
     return module.eval()
 

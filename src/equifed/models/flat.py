@@ -186,7 +186,7 @@ class FlatModel:
             expected = fixed[name] if name in fixed else parts.get(self.names[name], value)
             if expected is not value and not torch.equal(value, expected):
                 raise ValueError(
-                    f"{name!r} is fixed or tied in the model and different here; hand over the "
+                    f"{name!r} is fixed or tied in the model and different here; pass the "
                     "module with these numbers instead."
                 )
             if name in self.names:
@@ -277,7 +277,7 @@ class FlatModel:
         if fewer.shape[1:] != first.shape[1:] or not torch.allclose(fewer, alone, **near):
             raise ValueError(
                 "The model's outputs for a sample depend on the other samples of the batch; "
-                "normalise within samples, and say batch_first=True in layers that have it."
+                "normalise within samples, and set batch_first=True in layers that have it."
             )
         return first
 

@@ -100,7 +100,7 @@ def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
             what = WORDS.get(pattern, f"named {pattern!r}") if pattern == own else repr(pattern)
             words = f"; the words are {', '.join(WORDS)}" if isinstance(own, str) else ""
             if pattern in WORDS and not words:
-                words = f"; {pattern!r} is a word that stands by itself: own={pattern!r}"
+                words = f"; {pattern!r} must be given alone: own={pattern!r}"
             raise ValueError(
                 f"own: the model trains no parameter {what}; it trains {', '.join(trained)}{words}."
             )

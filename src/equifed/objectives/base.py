@@ -136,7 +136,7 @@ class SaddleObjective(Objective):
 
     @property
     def unfit(self) -> str | None:
-        """Why this is no maximum over weights after all, for some of its settings; mostly None."""
+        """Why this is no maximum over weights for some of its settings; mostly None."""
         return None
 
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
@@ -345,7 +345,7 @@ def check_saddle(objective: object, who: str) -> None:
     Traceback (most recent call last):
     ...
     ValueError: AFL cannot minimise Tilted(tilt=-1.0, prior=None, scale=None): a negative tilt
-    favours small losses, which is no maximum over weights; use the algorithm tilted-erm.
+    favours small losses, which is not a maximum over weights; use the algorithm tilted-erm.
     """
     if not isinstance(objective, SaddleObjective):
         raise ValueError(

@@ -68,7 +68,7 @@ def with_cap(objective: Objective, cap: float) -> SaddleObjective:
         return _cut_tails(objective, cap)
     raise ValueError(
         f"{objective!r} has no exact form in which no client has more than {cap:g} of the weight, "
-        "which guards need; use cvar, worst-case, chi-square, kl or relative-fairness, or say "
+        "which guards need; use cvar, worst-case, chi-square, kl or relative-fairness, or set "
         "cap = 1 in the guard, which lets one client have all of it."
     )
 

@@ -188,7 +188,7 @@ class Tilted(Relative, WithPrior, Adapted):
         if self._sign > 0:
             return None
         return (
-            "a negative tilt favours small losses, which is no maximum over weights; use the "
+            "a negative tilt favours small losses, which is not a maximum over weights; use the "
             "algorithm tilted-erm"
         )
 

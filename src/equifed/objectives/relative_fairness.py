@@ -188,7 +188,7 @@ class RelativeFairness(Relative, Adapted):
         if self.cap is not None and (priors != [None, None] or self.sides is None):
             raise ValueError(
                 f"{self!r} has no exact cap, because a side treats clients differently; use an "
-                "Average without a prior, or say cap = 1 in the guard."
+                "Average without a prior, or set cap = 1 in the guard."
             )
         _ = self.inner  # refuses a wrong rho now
 

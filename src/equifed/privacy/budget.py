@@ -70,7 +70,7 @@ class Bounds:
                 )
         if self.most_rows > 1 and self.unit == "record":
             raise ValueError(
-                f"Privacy most_rows={self.most_rows} is about persons; say unit='person'."
+                f"Privacy most_rows={self.most_rows} applies to persons; use unit='person'."
             )
         if self.shares is not None:
             self._check_shares(self.shares)

@@ -52,12 +52,14 @@ class PrivateClients(LoopClients):
             raise Unanswered("Own parts are functions of a client's rows; leave own=None.")
         if data.preparation is not None and privacy.preparation == "refused":
             raise Unanswered(
-                "These data were prepared with scales and categories that were read off their "
-                "rows, at no price. If they are no secret, say Privacy(preparation='public'), or "
-                "equifed fit --public-preparation."
+                "These data were prepared with scales and categories read from their "
+                "rows, outside the budget. If these are public, set Privacy(preparation='public'), "
+                "or equifed fit --public-preparation."
             )
         if data.layout is not None:
-            raise Unanswered("Samples of several arrays have no one length to be clipped to.")
+            raise Unanswered(
+                "Privacy clips the length of a sample, so samples must be single arrays."
+            )
         super().__init__(data, model, loss, **given)
         PrivateSite.check(privacy, self.model)
         self.privacy = privacy
@@ -133,7 +135,7 @@ class PrivateClients(LoopClients):
         """Return the site of the k-th client that takes part."""
         if not self._sites:
             raise Unanswered(
-                "Clients under privacy must know what will be asked before the first question: "
+                "Clients under privacy must know the whole plan before the first round: "
                 "run ef.train, or call clients.expect(algorithm, rounds, stream)."
             )
         return self._sites[int(self.index[k])]
@@ -158,7 +160,10 @@ class PrivateClients(LoopClients):
         target: Tensor | None, slopes: Weights | None,
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
         if work.hinge is not None:
-            raise Unanswered("Steps on a smoothed hinge need the loss in every step; not priced.")
+            raise Unanswered(
+                "Steps on a smoothed hinge need the loss in every step, which the budget cannot "
+                "account for."
+            )
         rows = None if control is None else control.dense()
         walks = []
         for k, steps in enumerate(work.steps_for(self.sizes).tolist()):

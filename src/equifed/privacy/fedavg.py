@@ -162,7 +162,7 @@ class PrivateFedAvg(Federated):
         if isinstance(clients, GuardedClients) and clients.watch.acts:
             raise ValueError(
                 "A guard that acts shortens updates by the lengths of others, which costs privacy "
-                "that is not counted. PrivateFedAvg bounds every update by clip: say guard = 'off'."
+                "that is not counted. PrivateFedAvg bounds every update by clip; set guard = 'off'."
             )
 
     def _tell(self, entry: Entry, weights: Weights, here: Index) -> Info:

@@ -87,11 +87,11 @@ def read_ledgers(path: Path) -> list[Ledger]:
         ends = [e for e in History.load(path, model=False).events if e["event"] == PRIVACY]
         if not ends:
             raise ValueError(
-                f"{path} tells of no privacy: its clients answered without noise, or it is not "
+                f"{path} records no privacy: its clients answered without noise, or it is not "
                 "finished. Give the folder of a private run, or a site's ledger file."
             )
         return [Ledger.from_dict(told) for told in ends[-1]["ledgers"]]
     try:
         return [Ledger.from_dict(json.loads(path.read_text(encoding="utf-8")))]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no privacy ledger ({error}).") from error
+        raise ValueError(f"{path} is not a privacy ledger ({error}).") from error

@@ -62,10 +62,12 @@ def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
     name = type(core).__name__
     known = type(core).__module__.startswith("equifed.")
     if strange := [type(part).__name__ for part in around if type(part) not in HARMLESS]:
-        raise Unanswered(f"{strange[0]} asks clients what no budget is planned for; leave it out.")
+        raise Unanswered(
+            f"{strange[0]} needs answers that the privacy budget does not plan for; leave it out."
+        )
     if name not in ASKED or not known:
         raise Unanswered(
-            f"What {name} asks of clients has no mechanism or no plan; under privacy run "
+            f"{name} has no private version or no plan of its cost; under privacy use "
             f"{', '.join(ASKED)}."
         )
     asked, objective = ASKED[name](core), getattr(core, "objective", None)

@@ -193,7 +193,7 @@ class PrivateSite:
         q = count / self.size
         if q < 1 and self.privacy.unit == "person":
             raise Unanswered(
-                f"batch_size={batch_size}: samples of rows are no samples of persons; take all "
+                f"batch_size={batch_size}: samples of rows are not samples of persons; take all "
                 "rows (batch_size=None) with unit='person'."
             )
         before = sum(entry.steps for entry in self.ledger.entries if entry.kind == "steps")
@@ -285,7 +285,7 @@ class PrivateSite:
         return LARGEST_SLOPE[self.linear] * self._reach
 
     def mean_loss(self, x: Tensor) -> Tensor:
-        """Return the mean of clipped losses; what is no number counts as the bound."""
+        """Return the mean of clipped losses; what is not a number counts as the bound."""
         b = self.privacy.loss
         with torch.no_grad():
             if self.linear is None:
@@ -368,7 +368,7 @@ def linear_loss(model: FlatModel) -> FittedLoss | None:
 
 
 def shorten(rows: Tensor, length: float) -> Tensor:
-    """Return rows scaled down to a length, where they are longer; what is no number is zero."""
+    """Return rows scaled down to a length, where they are longer; what is not a number is zero."""
     if not rows.is_floating_point():
         return rows  # tokens
     rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)

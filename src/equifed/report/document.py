@@ -153,7 +153,9 @@ class Report:
     def shown(self) -> Scale:
         """The scale; an error where nothing was evaluated."""
         if self.scale is None:
-            raise ReportError("No evaluation was recorded: there is nothing to tell participants.")
+            raise ReportError(
+                "No evaluation was recorded: there is nothing to report to participants."
+            )
         return self.scale
 
     @property

@@ -317,7 +317,7 @@ def check_methods(methods: list[Method]) -> list[Method]:
             if run.names != methods[0].clients:
                 raise ReportError(
                     f"{method.name} and {methods[0].name} have different clients, so they cannot "
-                    "be compared client by client; report them apart."
+                    "be compared client by client; make separate reports."
                 )
     names = [method.name for method in methods]
     if len(set(names)) < len(names):

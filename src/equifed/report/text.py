@@ -360,7 +360,7 @@ PROTECTED = {
 """What may be replaced, and where noise is added, by unit."""
 
 LEFT = (
-    "What is true of many rows, whoever has them: that is what a model learns.",
+    "What is true of many rows, wherever they are: that is what a model learns.",
     "The numbers that this page and the run folder have of every client, test rows included, and "
     "who took part. Publish the model alone.",
     "Other runs on the same rows, those of tuning too: their budgets add up.",

@@ -128,7 +128,7 @@ def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:
     told = fewest[2 * n * bdtr(fewest, m, pooled) <= LEVEL]
     samples = f"With {plural(m, f'{scale.split} sample')} (the median)"
     if not len(told):
-        return f"{samples} no accuracy could be told to be low: more are needed to know."
+        return f"{samples} no accuracy can be shown to be low; more samples are needed."
     most = scale.text((told[-1] + 1) / m)
     return f"{samples} we can only detect an accuracy below {most}."
 

@@ -66,8 +66,8 @@ class Alone:
         shown, mine = history.main_metric(), (self.record.metric, self.record.split)
         if shown != mine:
             raise ValueError(
-                f"The run shows {shown}, own models were measured by {mine}; say "
-                "alone(..., metric=, split=) as the run has it."
+                f"The run shows {shown}, own models were measured by {mine}; pass "
+                "the same metric= and split= to alone()."
             )
         event = {"event": "alone", "round": 0, "reason": self.how}
         event |= {"one_class": list(self.one_class), "gains": self._compare(history)}

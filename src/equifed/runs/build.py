@@ -187,7 +187,7 @@ def measure_step(
     if not isinstance(getattr(algorithm, "local", None), LocalSGD):
         raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
     if clients.adds_noise():
-        why = "measuring it asks about rows, which has no share of the privacy budget"
+        why = "measuring it queries rows, and the privacy budget has no share for that"
         raise ConfigError([f"algorithm.lr: {why}; give a number"])
     stream = Stream(seed)
     x = clients.initial(stream.at("initial"))
@@ -227,7 +227,7 @@ def _check_device(device: Any) -> None:
             [f"engine.device: unknown device {device!r}; use 'cpu' or 'cuda'"]
         ) from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(["engine.device: there is no CUDA device here; say cpu"])
+        raise ConfigError(["engine.device: there is no CUDA device here; use 'cpu'"])
 
 
 def _check_measured(config: RunConfig, data: Federation) -> None:
@@ -252,6 +252,6 @@ def _check_measured(config: RunConfig, data: Federation) -> None:
     if stop.split not in evaluated.splits:
         raise ConfigError([f"stop.split: {stop.split} is not in evaluate.splits"])
     if stop.metric == "accuracy" and data.classes is None:
-        raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
+        raise ConfigError(["stop.metric: accuracy is not defined for regression; use loss"])
     if stop.metric not in (*always, *evaluated.metrics):
         raise ConfigError([f"stop.metric: {stop.metric} is not in evaluate.metrics"])

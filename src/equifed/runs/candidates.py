@@ -368,7 +368,7 @@ class Trials:
             held = read_sealed(path)
             if held["made"] != json.loads(json.dumps(self.made)):
                 raise RunFolderError(
-                    f"{self.folder} holds what was tried on other data or settings; choose another "
+                    f"{self.folder} holds results of other data or settings; choose another "
                     "folder, or pass --overwrite (in Python overwrite=True) to replace it."
                 )
             return [Score(*(np.array(v, dtype=np.float64) for v in s.values()))

@@ -54,7 +54,7 @@ class Section:
 
     title: str  # what one entry is called, in messages
     entries: Callable[[], Mapping[str, Entry]]
-    given: tuple[str, ...] = ()  # arguments that the program supplies: they are no settings
+    given: tuple[str, ...] = ()  # arguments that the program supplies: they are not settings
     code: bool = True  # whether the address of your code is accepted beside the names
     provides: tuple[str, ...] = ()  # attributes that everything of this kind has
 
@@ -160,7 +160,7 @@ def _not_loaded(address: str, home: str, folder: Path | None, error: Exception) 
     """Say why an address could not be loaded, where it was looked for, and what to do."""
     reason = f"{type(error).__name__}: {error}"
     if home.endswith(".py"):
-        cure = "say where it is now" if isinstance(error, FileNotFoundError) else "correct the file"
+        cure = "update its path" if isinstance(error, FileNotFoundError) else "correct the file"
         return f"{address} cannot be loaded ({reason}); {cure}"
     absent = error.name if isinstance(error, ModuleNotFoundError) else None
     if absent is None or not f"{home}.".startswith(f"{absent}."):
@@ -179,7 +179,7 @@ ALGORITHMS = {
     "fedavg": Entry("equifed.algorithms.fedavg:FedAvg",
         "local steps, then the average", "McMahan et al. 2017"),
     "fedprox": Entry("equifed.algorithms.fedavg:fedprox",
-        "FedAvg whose clients pay for leaving the server's model", "Li et al. 2020"),
+        "FedAvg with a penalty on the distance from the server's model", "Li et al. 2020"),
     "private-fedavg": Entry("equifed.privacy.fedavg:PrivateFedAvg",
         "FedAvg with differential privacy of clients: clipped updates, noise at the server",
         "McMahan et al. 2018"),
@@ -203,13 +203,13 @@ ALGORITHMS = {
     "tilted-erm": Entry("equifed.algorithms.shelf.reweighted:tilted_erm",
         "clients weighted by the exponential of their losses", "Li et al. 2021"),
     "reweighted": Entry("equifed.algorithms.shelf.reweighted:Reweighted",
-        "local steps, then a mean by the weights that any objective gives the losses"),
+        "FedAvg whose averaging weights come from an objective"),
     "propfair": Entry("equifed.algorithms.shelf.reweighted:propfair",
         "clients weighted by 1 / (M - loss): proportional fairness", "Zhang et al. 2022"),
     "semi-vred": Entry("equifed.algorithms.shelf.reweighted:semi_vred",
         "mean loss plus the semi-variance of the losses", "Semi-VRed"),
     "fedeba": Entry("equifed.algorithms.shelf.fedeba:FedEBA",
-        "weights of maximal entropy, updates aligned with all clients", "Wang et al. 2023"),
+        "maximum-entropy weights, updates aligned with all clients", "Wang et al. 2023"),
     "feddyn": Entry("equifed.algorithms.shelf.feddyn:FedDyn",
         "local steps with a dynamic penalty that removes client drift", "Acar et al. 2021"),
     "drdm": Entry("equifed.algorithms.shelf.feddyn:DRDM",
@@ -234,31 +234,33 @@ ALGORITHMS = {
         "SCAFF-PD for relative fairness; phi given or chosen after a first training",
         "Nakakita et al. 2024"),
     "certified": Entry("equifed.algorithms.around:Certified",
-        "any of these; every round bounds its distance to the optimum"),
+        "wraps any algorithm: every round bounds its distance to the optimum"),
     "safeguarded": Entry("equifed.algorithms.safeguarded:Safeguarded",
-        "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold"),
+        "wraps SCAFF-PD or SCAFF-PD-IA: undoes automatic steps that were too large"),
     "scaled": Entry("equifed.algorithms.scaled:Scaled",
-        "any of first-order steps on a linear model; equally steep or uncorrelated columns"),
+        "wraps first-order methods on linear models: columns equally steep or uncorrelated"),
     "accelerated": Entry("equifed.algorithms.accelerated:Accelerated",
-        "SCAFF-PD with automatic steps; jumps ahead as far as its proofs allow",
+        "wraps SCAFF-PD with automatic steps: Anderson acceleration, checked by its certificate",
         "Walker and Ni 2011"),
     "averaged": Entry("equifed.algorithms.around:Averaged",
-        "any of these; returns a mean of its last models", "Shamir and Zhang 2013"),
+        "wraps any algorithm: returns a mean of its last models", "Shamir and Zhang 2013"),
     "remembering": Entry("equifed.algorithms.remembering:Remembering",
-        "any that samples clients; the others count with their last answer",
+        "wraps methods that sample clients: the others count with their last answer",
         "Gu et al. 2021"),
     "server-optimised": Entry("equifed.algorithms.server_optimised:ServerOptimised",
-        "any of these; the server steps by momentum, Adagrad, Adam or Yogi", "Reddi et al. 2021"),
+        "wraps any algorithm: the server steps by momentum, Adagrad, Adam or Yogi", "Reddi et al. "
+        "2021"),
     "normalised": Entry("equifed.algorithms.shelf.local_work:Normalised",
-        "any of plain local steps; updates divided by their number of steps",
+        "wraps methods with plain local steps: updates divided by their number of steps",
         "Wang et al. 2020 (FedNova)"),
     "paced": Entry("equifed.algorithms.shelf.local_work:Paced",
-        "any of these; local steps decay over the rounds"),
+        "wraps any algorithm: local steps decay over the rounds"),
     "centred-clipping": Entry("equifed.algorithms.shelf.centred_clipping:CentredClipping",
-        "FedAvg that dishonest clients hardly move; hard clients are not heard either",
+        "wraps FedAvg: clips updates against dishonest clients; unusual honest ones lose "
+        "influence, too",
         "Karimireddy et al. 2021"),
     "guarded": Entry("equifed.algorithms.guard:Guarded",
-        "any of these; bounds what a client gains by false claims"),
+        "wraps any algorithm: bounds what a client gains by false claims"),
 }  # fmt: skip
 
 WRAPPERS = (
@@ -279,7 +281,7 @@ OBJECTIVES = {
     "cvar": Entry("equifed.objectives:CVaR",
         "mean loss of the worst-served fraction of clients", "Rockafellar and Uryasev 2000"),
     "chi-square": Entry("equifed.objectives:ChiSquare",
-        "any other objective, its weights pulled towards equal ones", "Yu et al. 2023, (3.3)"),
+        "any other objective with weights pulled towards equal ones", "Yu et al. 2023, (3.3)"),
     "mean-variance": Entry("equifed.objectives:mean_variance",
         "mean loss plus its variance, as chi-square", "VRed"),
     "kl": Entry("equifed.objectives:KL",
@@ -295,7 +297,7 @@ OBJECTIVES = {
     "heterogeneous-cvar": Entry("equifed.objectives:HeterogeneousCVaR",
         "CVaR with a tail for each client", "RC-FL"),
     "excess-risk": Entry("equifed.objectives:ExcessRisk",
-        "any other objective, of losses above those of the clients' own models",
+        "any other objective, applied to losses minus those of the clients' own models",
         "Agarwal and Zhang 2022"),
     "relative-fairness": Entry("equifed.objectives:RelativeFairness",
         "ratio of high to low losses", "SCAFF-PD-IA"),
@@ -330,7 +332,7 @@ ENGINES = {
     "auto": Entry("equifed.engines.simulate:simulate", "stacked, or loop where that is faster"),
     "stacked": Entry("equifed.engines.stacked.clients:StackedClients", "many clients at once"),
     "loop": Entry("equifed.engines.loop:LoopClients",
-        "each client by itself, on a core of its own; the reference"),
+        "one client after the other, over all cores; the reference"),
     "distributed": Entry("equifed.engines.distributed:DistributedClients",
         "stacked on every process of a group"),
 }  # fmt: skip

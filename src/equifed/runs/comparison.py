@@ -243,10 +243,10 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
         if not key or not all(values):
             raise ConfigError([f"--over takes key.path=value,value,...; got {text!r}"])
         if key in grid or len(set(values)) < len(values):
-            raise ConfigError([f"--over {text}: the key or a value is there twice"])
+            raise ConfigError([f"--over {text}: the key or a value appears twice"])
         grid[key] = values
     if "seed" in grid:
-        raise ConfigError(["--over seed: seeds are no setting to choose; use --seeds"])
+        raise ConfigError(["--over seed: seeds are not a setting; use --seeds"])
     short = [key.rpartition(".")[2] for key in grid]  # settings are named by their last word
     names = short if len(set(short)) == len(grid) else list(grid)
     return {

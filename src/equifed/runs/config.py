@@ -392,7 +392,7 @@ def apply_override(table: Table, override: str) -> None:
         if isinstance(inner, str):  # a name alone stands for a table with a name
             inner = table[key] = {"name": inner}
         if not isinstance(inner, dict):
-            raise ConfigError([f"--set {override}: {'.'.join(keys[: i + 1])} is no table"])
+            raise ConfigError([f"--set {override}: {'.'.join(keys[: i + 1])} is not a table"])
         table = inner
     table[keys[-1]] = _toml_value(text.strip(), override)
 

@@ -184,7 +184,7 @@ def write_readme(history: History, files: dict[str, bytes]) -> str:
         "them, `equifed verify PACK --signed-by KEYS`, if they are signed. It holds no samples.",
         "",
         "Points are those of Annex IV of the EU AI Act (Regulation (EU) 2024/1689). This list "
-        "helps to find things; it is no statement that the Act is complied with.",
+        "helps to find things; it is not a statement that the Act is complied with.",
         "",
         "| point | question | answered by |",
         "|---|---|---|",

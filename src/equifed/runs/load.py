@@ -103,7 +103,7 @@ def read_predictor(
     except RuntimeError as error:
         raise ValueError(
             f"The module does not fit the weights in {run / MODEL} ({' '.join(str(error).split())}"
-            "); hand over the module that was trained."
+            "); pass the module that was trained."
         ) from None
     return Predictor(
         loaded, tuple(told["input_shape"]), name_classes(told["classes"], told["class_names"]),
@@ -120,12 +120,12 @@ def load_with_data(
     predictor, folder = cast(Predictor, history.predictor(trust=trust)), history.folder
     if data is None:
         if folder is None or not (folder / CONFIG).exists():
-            raise ValueError("The run does not say how its data are loaded; give data=.")
+            raise ValueError("The run does not record how its data are loaded; pass data=.")
         data = load_data(RunConfig.of_run(StoredRun(folder)).data)
     known = history.provenance.get("data")
     wanted = known.get("sha256") if isinstance(known, Mapping) else None
     if wanted is not None and wanted != data.checksum():
-        raise ValueError("These are other data than the run was trained on; give the same.")
+        raise ValueError("These data differ from those the run was trained on; pass the same data.")
     if predictor.clients != data.names:
         raise ValueError(
             f"The run's clients are {', '.join(predictor.clients[:5])}, the data's "
@@ -146,7 +146,7 @@ def _read_made(run: StoredRun) -> dict[str, Any]:
         )
     if "samples" not in made:
         raise RunFolderError(
-            f"{run / RUN} does not say what the samples were like: the engine of this run knew "
+            f"{run / RUN} does not record the format of the samples: the engine of this run knew "
             "vectors alone, or another version wrote it. Load model.safetensors into your module, "
             "or train again."
         )
@@ -176,7 +176,7 @@ def _open_python_run(
     if model is None and name not in MODELS:  # no code is loaded from a folder
         raise RunFolderError(
             f"{run.path} was trained with a module of your own ({made['model']:.80}), which the "
-            "folder does not hold; hand it over: equifed.load_predictor(folder, model=module)."
+            "folder does not hold; pass it: equifed.load_predictor(folder, model=module)."
         )
     if model is None:
         make = partial(build, name, tuple(told["input_shape"]), told["outputs"])
@@ -284,7 +284,8 @@ def _read_exported(run: StoredRun) -> Predictor:
         )
     if told.get("thresholds"):
         raise ValueError(
-            f"{run.path} has thresholds of clients, which are gone; export the run again."
+            f"{run.path} has thresholds of clients, which equifed no longer supports; export the "
+            "run again."
         )
     if PROGRAM not in run:
         raise ValueError(

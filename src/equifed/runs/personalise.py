@@ -184,7 +184,7 @@ def personalise(
     predictor, data = load_with_data(run, data, trust)
     if ((temperature, penalty) if own == "all" else (lr, steps)) != (None, None):
         raise ValueError(
-            "temperature and penalty are of own biases, lr and steps are of fine-tuning "
+            "temperature and penalty apply to own biases, lr and steps to fine-tuning "
             f"(own='all'); got own={own!r}."
         )
     if own == "all":

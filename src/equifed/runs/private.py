@@ -25,7 +25,8 @@ def resolve_privacy(checker: Checker, resolved: Table, table: Mapping[str, Any])
     resolved["evaluate"]["splits"] = splits
     if isinstance(splits, list | tuple) and {*map(str, splits)} - {"test"}:
         checker.problem(
-            "evaluate.splits", "under privacy other rows than those of test have a price; say test"
+            "evaluate.splits",
+            "under privacy only test rows can be evaluated without cost; use test",
         )
     if "with_alone" not in table:
         resolved["with_alone"] = False

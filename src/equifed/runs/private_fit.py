@@ -204,7 +204,7 @@ def _describe(privacy: Bounds, count: int, squared: bool) -> str:
         f"Privacy: {whose} of a client has epsilon {privacy.epsilon:g} at delta {privacy.delta:g} "
         f"by noise added at the client: {runs} {1 - CHOOSING:.0%} of mu^2, what validation rows "
         f"tell to choose {CHOOSING:.0%}. Test rows are the simulation's own and cost nothing here; "
-        "they had no say in the choice."
+        "they did not influence the choice."
     )
 
 
@@ -226,7 +226,7 @@ def _choose(data: Federation, asked: Asked, scores: Mapping[Point, Score]) -> Ch
     best = dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
     held, who = data.validation, sum(site is not None for site in asked.held)
     assert held is not None
-    rows = f"{len(held):,} validation rows of {who} clients, told with noise"
+    rows = f"{len(held):,} validation rows of {who} clients, reported with noise"
     notes, away = [asked.told], asked.deviation()
     if math.isfinite(away):
         notes.append(

@@ -176,7 +176,8 @@ def resume(
             history = built.train(callbacks, folder, resume=True)
         else:
             raise RunFolderError(
-                f"{out} was trained on other data than its configuration now loads; start it again."
+                f"{out} was trained on data that differ from what its configuration loads now; "
+                "start a new run."
             )
         return add_alone(history, built, out) if more else history
 

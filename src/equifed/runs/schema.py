@@ -303,7 +303,7 @@ class Checker:
             constructor = catalogue.load_address(address, self.folder)
             if not callable(constructor):
                 raise catalogue.CodeError(
-                    f"{name} is no class or function, but {shown(constructor)}"
+                    f"{name} is not a class or function, but {shown(constructor)}"
                 )
             wanted = settings(constructor, kind.given)
         except (catalogue.UnknownName, catalogue.CodeError, TypeError, ValueError) as error:

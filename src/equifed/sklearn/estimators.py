@@ -88,7 +88,7 @@ def check_own(own: Any, clients: ArrayLike | None, weights: Array | None) -> Non
         return
     if clients is None:
         raise ValueError(
-            f"own={own!r} is about parameters that every client keeps: say whose rows they are, "
+            f"own={own!r} needs clients: pass the client of every row, "
             "fit(X, y, clients=...), or leave own out."
         )
     if weights is not None:

@@ -205,7 +205,7 @@ def form_metric(
     def ask(form: Form, thin: Vector | None = None) -> CurvatureSum:
         found = clients.curvature_sum(x, np.abs(weights), form, thin)
         if isinstance(found, str):
-            raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
+            raise RuntimeError(f"The clients' curvature is no longer available: {found}.")
         return found
 
     if kind == "projected":

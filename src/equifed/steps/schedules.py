@@ -253,7 +253,7 @@ class LinearRateSteps(_Theory):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise and self.accuracy is None:
-            raise ValueError("noise needs the accuracy that is wanted; there is none without it.")
+            raise ValueError("noise needs accuracy=, the accuracy to reach.")
 
     def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""

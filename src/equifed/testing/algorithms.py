@@ -126,7 +126,7 @@ def _ensure_sane(state: Any) -> None:
 @register(ALGORITHM_CHECKS, "states are frozen values")
 def _check_state(algorithm: AnyAlgorithm) -> None:
     state, told = _begin(algorithm, _clients()), repr(algorithm)
-    ensure(dataclasses.is_dataclass(state), "the state is no dataclass")
+    ensure(dataclasses.is_dataclass(state), "the state is not a dataclass")
     ensure(state.__dataclass_params__.frozen, "the state is not @dataclass(frozen=True)")
     ensure(isinstance(getattr(state, "x", None), Tensor), "the state has no tensor x")
     clients, state = _play_two(algorithm)

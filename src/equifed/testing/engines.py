@@ -89,12 +89,12 @@ def _ensure_same_vectors(found: Any, expected: ClientVectors, what: str) -> None
 
 @register(ENGINE_CHECKS, "the clients say who they are")
 def _check_facts(clients: Clients, loop: Clients, x: Tensor) -> None:
-    ensure(isinstance(clients, Clients), "it is no equifed.contract.clients.Clients")
+    ensure(isinstance(clients, Clients), "it is not an equifed.contract.clients.Clients")
     ensure(list(clients.names) == list(loop.names), f"names are {clients.names}")
     ensure(clients.index.tolist() == loop.index.tolist(), f"index is {clients.index}")
     ensure(clients.sizes.tolist() == list(SIZES), f"sizes are {clients.sizes}")
     ensure(clients.traffic.totals() == (0, 0, 0), "traffic is booked before anything was asked")
-    ensure(clients.initial(STREAM).shape == x.shape, "initial() is no vector of three numbers")
+    ensure(clients.initial(STREAM).shape == x.shape, "initial() is not a vector of three numbers")
     _ensure_near(clients.flatten(clients.parameters(x)), x, "flatten(parameters(x))")
 
 

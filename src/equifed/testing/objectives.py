@@ -80,7 +80,7 @@ def check_objective(
     """
     saddle = hasattr(objective, "prox")
     if saddle:
-        ensure(isinstance(objective, SaddleObjective), f"{objective!r} is no SaddleObjective")
+        ensure(isinstance(objective, SaddleObjective), f"{objective!r} is not a SaddleObjective")
         # Weights without a bound, or no weights for these settings: asked as a plain function.
         fit = isinstance(objective, SaddleObjective) and objective.unfit is None
         saddle = fit and bool(np.isfinite(objective.l1_norm(1)))  # type: ignore[attr-defined]

@@ -149,8 +149,8 @@ def show_algorithm(algorithm: Any) -> str:
 def describe_directions(asked: Sequence[Metric]) -> list[str]:
     """Say which metrics of one's own were taken for losses because their names do not tell."""
     return [
-        f"{metric.name}: its name does not say which way is better (as _score, _error and _loss "
-        "do); it is taken for a loss, lower is better"
+        f"{metric.name}: its name does not show which direction is better (as _score, _error and "
+        "_loss do); it is taken for a loss, lower is better"
         for metric in asked
         if metric.name not in METRICS and not metric.name.endswith(DIRECTED)
     ]

@@ -68,7 +68,7 @@ CHECK: ContextVar[Callable[[Any], object] | None] = ContextVar("check", default=
 class StoredRun:
     """A folder that may come from somebody else, opened for reading.
 
-    Opening it refuses links, and whatever else is no plain file, at any depth. What is read later
+    Opening it refuses links, and whatever is not a plain file, at any depth. What is read later
     is compared with ``sums``, the checksums that were true when the folder was checked; of a signed
     folder ``only`` what was signed is read.
     """
@@ -78,7 +78,7 @@ class StoredRun:
     def __init__(self, folder: str | Path) -> None:
         self.path, self.sums = Path(folder), dict[str, str]()
         if not self.path.is_dir():
-            raise RunFolderError(f"{self.path} is no folder; give the folder of a run.")
+            raise RunFolderError(f"{self.path} is not a folder; give the folder of a run.")
         refuse_links(self.path)
         check = CHECK.get()
         if check is not None:
@@ -154,7 +154,7 @@ def find_parts(folder: Path, name: str) -> tuple[str, ...]:
     """Return the components of a path below a folder; refuse one that leads elsewhere."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts or "\\" in name or Path(name).drive:
-        raise RunFolderError(f"{name!r} leads out of {folder}, which holds its files itself.")
+        raise RunFolderError(f"{name!r} points outside {folder}; a run folder holds its own files.")
     return parts
 
 
@@ -200,7 +200,7 @@ def refuse_link(path: Path) -> None:
 
 def _refuse_special(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise RunFolderError(f"{path} is no plain file; no run wrote it. Delete it.")
+        raise RunFolderError(f"{path} is not a plain file; no run wrote it. Delete it.")
 
 
 def digest(content: bytes) -> str:
@@ -251,7 +251,7 @@ def append_file(folder: Path, name: str, content: bytes, length: int) -> int:
             if not content:  # a checkpoint is about to count on what is there
                 os.fsync(file.fileno())
     except FileNotFoundError:
-        raise changed(folder / name, "is gone") from None
+        raise changed(folder / name, "was deleted") from None
     return length + len(content)
 
 
@@ -341,5 +341,7 @@ def _refusal(path: Path) -> RunFolderError:
     if told:
         who = f"Process {told['process']} on {told['host']} (since {told['since']})"
     here = not told or told["host"] == socket.gethostname()
-    cure = "wait for it, or end it" if here else f"wait for it; if it is gone, delete {path}"
+    cure = (
+        "wait for it, or stop it" if here else f"wait for it; if it no longer runs, delete {path}"
+    )
     return RunFolderError(f"{who} is working in {path.parent}; {cure}.")

@@ -42,7 +42,7 @@ class StopWhen:
 
     >>> record = RoundRecord(1, None, 1, 0, 0, seconds=2.0)
     >>> StopWhen(seconds=1.0)(History(("a",), rounds=[record]))
-    'the time limit of 1 s is over'
+    'the time limit of 1 s was reached'
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class StopWhen:
         """Return why to stop, or None."""
         spent = sum(record.seconds for record in history.rounds)
         if self.seconds is not None and spent >= self.seconds:
-            return f"the time limit of {self.seconds:g} s is over"
+            return f"the time limit of {self.seconds:g} s was reached"
         return self._check_gap(history.rounds[-1]) or self._check_metric(history)
 
     def _check_gap(self, last: RoundRecord) -> str | None:
@@ -129,7 +129,7 @@ def as_rules(given: Any) -> tuple[StopRule, ...]:
     found = () if given is None else tuple(given) if isinstance(given, Iterable) else (given,)
     if any(isinstance(rule, type) or not callable(rule) for rule in found):
         raise ValueError(
-            f"stop must be a rule, a sequence of rules or None, got {given!r}; say "
+            f"stop must be a rule, a sequence of rules or None, got {given!r}; use "
             "ef.StopWhen(at_gap=1e-3), or give a function of the history that returns why to stop, "
             "or None."
         )
@@ -226,7 +226,7 @@ class Giver:
         if self.proof and self.wanted not in ("auto", "certified"):
             raise ValueError(
                 f"Training that stops at a certified gap returns the certified model, not "
-                f"{self.wanted!r}; leave give_out out or say 'certified'."
+                f"{self.wanted!r}; omit give_out or set it to 'certified'."
             )
 
     def after_round(

@@ -144,8 +144,8 @@ class History:
             )
         if self.trained is None:
             raise ValueError(
-                "The module is not known here: training has not ended, or it ran on an engine that "
-                "sees vectors alone. Load `parameters` into your module, or give the run a folder "
+                "The module is not available: training has not ended, or the engine "
+                "knows only vectors. Load `parameters` into your module, or give the run a folder "
                 "and use equifed.load_predictor(folder)."
             )
         found: Predicts = self.trained

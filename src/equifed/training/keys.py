@@ -32,7 +32,7 @@ class PublicKey:
 
     >>> PublicKey.read("ssh-dss AAAA anna")
     Traceback (most recent call last):
-    equifed.training.keys.KeyProblem: 'ssh-dss AAAA anna' is no public key with a name, as ...
+    equifed.training.keys.KeyProblem: 'ssh-dss AAAA anna' is not a public key with a name, as ...
     """
 
     line: str
@@ -49,8 +49,8 @@ class PublicKey:
             key.load()
         except Exception:
             raise KeyProblem(
-                f"{text[:60]!r} is no public key with a name, as 'ssh-ed25519 AAAA... anna'; make "
-                "one with: equifed flower keys"
+                f"{text[:60]!r} is not a public key with a name, as 'ssh-ed25519 AAAA... anna'; "
+                "make one with: equifed flower keys"
             ) from None
         return key
 
@@ -248,7 +248,7 @@ def check_pack(path: str | Path, keys: str | Path) -> str:
         names = pack.namelist()
         large = [one for one in pack.infolist() if one.file_size > files.LARGEST[".npz"]]
         if len(set(names)) < len(names) or large or SUMS not in names:
-            raise ValueError("it is no evidence pack")
+            raise ValueError("it is not an evidence pack")
         if SUMS_SIGNATURE not in names:
             raise RunFolderError(f"{where} is not signed; ask for: equifed evidence RUN --key KEY")
         listed = pack.read(SUMS)

@@ -145,7 +145,8 @@ class GivenOut:
         if self.kind == "last":
             return f"returned the last model, that of round {self.round}"
         if self.kind == "average":
-            return f"returned the mean of the models up to round {self.round}, later ones more"
+            mean = f"the mean of the models up to round {self.round}"
+            return f"returned {mean}, later ones weighted more"
         why = "whose worst client is served best on validation data"
         if self.kind == "certified":
             why = self.proof()
@@ -294,7 +295,7 @@ def _check_sizes(content: bytes) -> None:
             if not stored or told > info.file_size:
                 raise ValueError(f"{info.filename} says that it has {told} bytes")
             if info.filename.endswith("/total.npy") and shape:
-                raise ValueError(f"{info.filename} is no number")
+                raise ValueError(f"{info.filename} is not a number")
 
 
 # -- what the run was made of -------------------------------------------------------------------

@@ -90,7 +90,7 @@ def loss_scale(clients: Clients, x: Vector, stream: Stream) -> float:
     if not scale > _NOTHING * whole or not math.isfinite(scale):
         raise ValueError(
             f"The mean loss of a model without features is {max(scale, 0.0):g}: all labels are the "
-            "same, so a strength has nothing to be a multiple of. Check the target column, or say "
+            "same, so a strength has nothing to be a multiple of. Check the target column, or set "
             "scale = 1.0 in the objective, which makes its strength a number in the loss's unit."
         )
     return scale

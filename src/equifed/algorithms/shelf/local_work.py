@@ -76,7 +76,7 @@ class Paced(_AroundLocalWork):
     every: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, "1 is no decay", decay="(0, 1]")
+        check_settings(self, "1 means no decay", decay="(0, 1]")
         check_settings(self, every="[1, inf]")
         self._check_local()
 

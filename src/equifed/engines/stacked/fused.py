@@ -293,7 +293,7 @@ def plan(
     between = rule.layers[1::2]
     chain = linear == rule.layers[::2] and len(rule.layers) % 2 == 1 and len(linear) <= 3
     if not chain or any(layer not in ACTIVATIONS.values() for layer in between):
-        return "the model is no chain of at most three linear maps with ReLU or tanh between"
+        return "the model is not a chain of at most three linear maps with ReLU or tanh between"
     if len({id(layer) for layer in between}) > 1 or len({layer.bias for layer in linear}) > 1:
         return "its layers differ in activation or bias"
     return Fused(model, rule, precision)

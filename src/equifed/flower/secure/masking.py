@@ -177,7 +177,7 @@ class Masking:
             if not are_apart(_members(old["weights"]), _members(new["weights"])):
                 raise SecureError(
                     "this client helped to open a sum at this model with other members; the "
-                    "difference would show those who were missing. Go on when they are back"
+                    "difference would show the missing clients. Continue when they are back"
                 )
         rows = [o["weights"] for o in near if o["kind"] == new["kind"] and o != new]
         parties = sorted({i for row in [*rows, new["weights"]] for i in row})
@@ -195,7 +195,7 @@ class Masking:
         if set(weights) != set(parties) or not all(map(math.isfinite, weights.values())):
             raise SecureError("the weights of a sum are not those of all its parties")
         if len(members) < LEAST_MEMBERS:
-            raise SecureError(f"a sum of {len(members)} members is asked for, and hides too little")
+            raise SecureError(f"a sum of {len(members)} members hides too little")
         total = sum(map(abs, weights.values()))
         largest = max(members, key=lambda i: abs(weights[i]))
         share = abs(weights[largest]) / total
@@ -232,7 +232,7 @@ class Masking:
         digest, name = hashlib.sha256(content).hexdigest(), self._name("done")
         done = self.memory.read_record(name)
         if done.setdefault(what, digest) != digest:
-            raise SecureError("this step was already taken with other content")
+            raise SecureError("this step was already taken with different content")
         self.memory.write_record(name, done)
 
 

@@ -122,14 +122,14 @@ def _explain_silence(status: str, lines: Iterable[str]) -> str:
     if status == UNKNOWN:
         return (
             "the SuperLink cannot be reached any more. Start it again with the same --database; "
-            "then go on with: equifed flower resume"
+            "then continue with: equifed flower resume"
         )
     if status == "finished:stopped":
-        return "it was stopped by somebody (flwr stop)."
+        return "it was stopped with flwr stop."
     if status == "finished:failed" and "Traceback" not in tail:
         return (
-            "the server's process of the run ended without a word: it was killed, or ran out of "
-            "memory. Go on with: equifed flower resume"
+            "the server's process of the run ended without a message: it was killed, or ran out of "
+            "memory. Continue with: equifed flower resume"
         )
     return f"Flower says {status!r}. The end of its log:\n{tail}"
 

@@ -46,7 +46,7 @@ def issue(
     for address in addresses:
         if not HOSTNAME.fullmatch(address) and not _is_ip(address):
             raise ValueError(
-                f"{address!r} is no host name and no IP address; give the address alone, as "
+                f"{address!r} is neither a host name nor an IP address; give the address alone, as "
                 "fl.example.org, without port or https://."
             )
     for name in nodes:
@@ -138,7 +138,7 @@ def find_key_problems(path: Path) -> Iterator[str]:
         yield f"{path} cannot be used ({type(error).__name__}); a password is not possible"
         return
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        yield f"{path} is no elliptic-curve key; make one with: ssh-keygen -t ecdsa -b 384"
+        yield f"{path} is not an elliptic-curve key; make one with: ssh-keygen -t ecdsa -b 384"
     if os.name == "posix" and path.stat().st_mode & 0o077:
         yield f"{path} can be read by others; run: chmod 600 {path}"
 

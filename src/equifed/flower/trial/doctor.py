@@ -114,7 +114,7 @@ def _check_superlink(superlink: str, root_certificates: Path | None) -> Finding:
         context = ssl.create_default_context(cafile=root_certificates)
     except OSError as error:
         kind = type(error).__name__
-        return Finding(False, f"{root_certificates} is no PEM certificate ({kind})")
+        return Finding(False, f"{root_certificates} is not a PEM certificate ({kind})")
     try:
         with socket.create_connection((host, int(port)), timeout=5) as connection:
             if root_certificates is None:
@@ -137,7 +137,7 @@ def _check_registration(superlink: str, root_certificates: Path, node_key: Path)
         return Finding(False, f"whether {node_key} is registered is not known: {error}")
     if known:
         return Finding(True, f"{superlink} knows the key {node_key}")
-    public = f"send its public half to whoever runs {superlink}, for flwr supernode register"
+    public = f"send its public half to the operator of {superlink}, for flwr supernode register"
     return Finding(False, f"{superlink} does not know the key {node_key} (code 2004): {public}")
 
 
@@ -171,9 +171,9 @@ def _check_memory(folder: Path) -> Finding:
             pass
     except OSError as error:
         kind = type(error).__name__
-        return Finding(False, f"nothing can be kept in the memory folder {folder} ({kind})")
+        return Finding(False, f"the memory folder {folder} cannot be written ({kind})")
     shared = os.name == "posix" and folder.stat().st_mode & 0o007
-    told = f"; others can look into it: chmod o-rwx {folder}" if shared else ""
+    told = f"; other users can read it: chmod o-rwx {folder}" if shared else ""
     return Finding(not shared, f"the memory folder {folder} can be written{told}")
 
 
