@@ -373,7 +373,7 @@ def test_a_run_goes_on_with_the_settings_it_started_with(
 @pytest.mark.parametrize(
     ("change", "given", "message"),
     [
-        ({}, {"resume": "privacy", "privacy": "none"}, "has privacy = 'secure' to its end"),
+        ({}, {"resume": "privacy", "privacy": "none"}, "started with privacy = 'secure'"),
         (
             {"clients": ["Adelie", "Gentoo", "Emperor"]},
             {},
