@@ -276,8 +276,9 @@ class Arriving:
 
     def __init__(self, values: Tensor) -> None:
         self._host = values.detach().to("cpu", torch.float64, non_blocking=True)
-        self._ready = torch.cuda.Event() if values.device.type == "cuda" else None
-        if self._ready is not None:
+        self._ready: Any = None
+        if values.device.type == "cuda":
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._ready.record()
 
     def numpy(self) -> Losses:

@@ -156,8 +156,8 @@ class StackedClients(InProcessClients):
         if self.rows_at_once(1) < len(self.index):
             losses = to_numpy(self.measure_losses(x, stream, batch_size))
             return self.require_finite(losses, "loss"), RemadeVectors(run, "gradient")
-        matrices, losses = run.everything()
-        return losses.first, DenseVectors(matrices["gradient"])
+        matrices, numbers = run.everything()
+        return numbers.first, DenseVectors(matrices["gradient"])
 
     @override
     def move(
