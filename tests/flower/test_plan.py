@@ -43,6 +43,7 @@ from equifed.flower.handshake import StartError
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import SecureSums
 from equifed.flower.node import serve_site
+from equifed.flower.participant import Client
 from equifed.flower.plan import pack_plan, read_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
 from equifed.flower.secure.session import Epoch
@@ -50,7 +51,6 @@ from equifed.flower.server import FlowerClients
 from equifed.flower.site import Policy, SiteError
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.wire import Reply, Request
-from equifed.flower.worker import Client
 from equifed.training.keys import KeyProblem, make_key, public_of, read_key_file, read_private
 from equifed.training.loop import train
 

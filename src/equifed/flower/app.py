@@ -31,10 +31,9 @@ from equifed.flower.members import Members, gather
 from equifed.flower.memory import CARD, PAGE, digest
 from equifed.flower.messenger import SecureSums
 from equifed.flower.plan import read_plan, sign_plan, unpack_plan
-from equifed.flower.preparing import Fit
+from equifed.flower.preparing import Fit, show_statistics
 from equifed.flower.rehearsal import choose_splits, lengthen, make_plan
 from equifed.flower.server import FlowerClients
-from equifed.flower.statistics import show_statistics
 from equifed.flower.task import PACKAGES
 from equifed.flower.wire import Reply, WireError, pack_tensor
 from equifed.metrics.metric import as_metrics

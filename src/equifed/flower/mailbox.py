@@ -185,7 +185,7 @@ class Exchange:
     ) -> None:
         self.mailbox, self.requests, self.check, self.answers = mailbox, requests, check, answers
         self.waiting: dict[str, int] = {}
-        self.unsent, self.repeated = set(requests), set[int]()
+        self.unsent = set(requests)
         self.started, self.quorum_at = math.inf, math.inf
 
     def run(self, wait: bool = True) -> None:
@@ -278,21 +278,13 @@ class Exchange:
         if reply.error and not reply.op:  # it could not even read the request, and says why
             self._fail(i, "error", f"{reply.error}: {reply.text}", name)
         elif (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
-            self._ask_again(i)
+            self._fail(i, "bad", "answered another request", name)
         elif reply.error:
             kind = KINDS.get(reply.error, "error")
             self._fail(i, kind, f"{reply.error}: {reply.text}", name)
         else:
             self.check(i, reply)
             self.answers.replies[i] = reply
-
-    def _ask_again(self, i: int) -> None:
-        """Repeat a request that was answered with something else; once, then give up."""
-        if i in self.repeated:
-            self._fail(i, "bad", "answered another request, twice")
-        else:
-            self.repeated.add(i)
-            self._push({i: self.requests[i]})
 
     def _fail(self, i: int, kind: Kind, reason: str, name: str = "") -> None:
         self.answers.failures[i] = Failure(kind, reason, name)

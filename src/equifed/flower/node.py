@@ -65,9 +65,7 @@ class Node:
     The audit log is ``audit.jsonl`` in the site's memory folder, unless another is given.
     """
 
-    def __init__(
-        self, site: Site, connect: Callable[[], Fleet], audit: Path | None = None
-    ) -> None:
+    def __init__(self, site: Site, connect: Callable[[], Fleet], audit: Path | None = None) -> None:
         self.site, self.connect = site, connect
         self.name, self.policy = name_site(site.settings, 0), Policy.of(read_site(site.settings))
         self.audit = Audit(audit or site.memory / "audit.jsonl", self.name)
