@@ -100,12 +100,12 @@ def test_another_protocol_is_named(grid: MemoryGrid) -> None:
         if partition == 1:
             record = reply.content.config_records["equifed"]
             record["header"] = str(record["header"]).replace(
-                f'"protocol": {PROTOCOL}', '"protocol": 9'
+                f'"protocol": {PROTOCOL}', f'"protocol": {PROTOCOL - 1}'
             )
         return [reply]
 
     grid.tamper = tamper
-    with pytest.raises(StartError, match="the client speaks version 9 of the messages"):
+    with pytest.raises(StartError, match=f"the client speaks version {PROTOCOL - 1} of the messages"):
         flower_clients(grid, task())
 
 

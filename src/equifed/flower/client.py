@@ -87,7 +87,7 @@ def make_client_app(
                 memory or find_memory(node),
                 read_partition(node),
                 Policy(),
-                Identity.from_settings(node),
+                Identity.from_settings(told),
                 Path(str(told["results"])) if "results" in told else None,
             )
             while len(loaded) > LOADED:
