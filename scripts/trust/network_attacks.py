@@ -45,13 +45,17 @@ GIVEN = "EQUIFED_ATTACK"
 """Names, in the environment of the attacking server, the file that says what to do."""
 
 SERVER = """from flwr.serverapp import ServerApp
-from scripts.trust.network_attacks import play
+from flwr.supercore.task_identity import TaskIdentity as Me
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid, context):
+    known = Me.run_id, Me.task_id, Me.node_id
+    from scripts.trust.network_attacks import play  # loads a grid for tests, which changes them
+
+    Me.run_id, Me.task_id, Me.node_id = known
     play(grid)
 """
 SECONDS = 300.0
