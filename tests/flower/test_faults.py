@@ -250,12 +250,20 @@ def test_wait_asks_again_until_the_client_is_back(how: str, grid: MemoryGrid) ->
     assert [e["event"] for e in found.events] == ["given out"]
 
 
-def test_wait_ends(grid: MemoryGrid) -> None:
+def test_wait_ends_and_says_who_is_waited_for(
+    grid: MemoryGrid, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     deadlines = replace(QUICK, on_missing="wait", timeout=0.01, wait=0.05)
     clients = flower_clients(grid, task(), deadlines)
     grid.tamper = only(3, "evaluate.losses", lambda q, r: [])
     with pytest.raises(MissingClients, match="no answer"):
         clients.losses(clients.initial(Stream(0)), STREAM)
+    (line,) = capsys.readouterr().out.splitlines()  # once, then every 30 s
+    assert line == "equifed: waiting for 1 of 4 sites: client-3 (no answer within 0 s)"
+    monkeypatch.setattr("equifed.flower.mailbox.WAIT_LINE", 0.005)
+    with pytest.raises(MissingClients, match="no answer"):
+        clients.losses(clients.initial(Stream(0)), STREAM)
+    assert "waiting for 1 of 4 sites: client-3 (0 s)" in capsys.readouterr().out
 
 
 def test_a_client_that_comes_back_as_another_node_is_found(grid: MemoryGrid) -> None:

@@ -27,6 +27,7 @@ from equifed.flower.app_config import (
     read_model,
 )
 from equifed.flower.handshake import StartError
+from equifed.flower.mailbox import say
 from equifed.flower.members import Members, gather
 from equifed.flower.memory import CARD, PAGE, digest
 from equifed.flower.messenger import SecureSums
@@ -292,11 +293,6 @@ def make_pages(history: History) -> dict[str, str]:
 
 
 # -- what the server app says ------------------------------------------------------------------
-
-
-def say(text: str) -> None:
-    """Print a line; Flower carries it to whoever follows the run."""
-    print(f"equifed: {text}", flush=True)
 
 
 def explain_end(error: Exception) -> str:

@@ -32,7 +32,6 @@ from equifed.flower.handshake import (
     check_schemas,
     check_versions,
     find_stranger,
-    greet,
     greet_all,
     list_keys,
     sort_nodes,
@@ -161,7 +160,7 @@ def gather(
     listed = [hellos[node] for node in nodes]
     check_versions(listed)
     check_schemas(listed)
-    mailbox = Mailbox(grid, deadlines, len(listed))
+    mailbox = Mailbox(grid, deadlines, len(listed), [hello.name for hello in listed])
     mailbox.nodes = dict(enumerate(nodes))
     given = told.get("preparation")
     fitted = None if given is None else Preparation.from_json(given)
@@ -188,10 +187,11 @@ def _introduce(
     mailbox: Mailbox, run: str, hellos: Sequence[Hello], told: Mapping[str, Any]
 ) -> list[Hello]:
     """Hand the preparation to every client, and hear what it makes of its data."""
-    nodes = list(mailbox.nodes.values())
-    again, failures = greet(mailbox.grid, mailbox.deadlines, run, nodes, told)
-    if failures:
-        who = {node: hellos[i].name for i, node in mailbox.nodes.items()}
-        why = "; ".join(f"{who[node]}: {f.reason}" for node, f in failures.items())
+    nodes, names = mailbox.nodes, mailbox.names
+    greeting = Greeting(mailbox.grid, mailbox.deadlines, run, nodes.values(), told, names)
+    greeting.answers = greeting.mailbox.ask(greeting.asked, greeting.read)
+    if greeting.failures:
+        who = {node: hellos[i].name for i, node in nodes.items()}
+        why = "; ".join(f"{who[node]}: {f.reason}" for node, f in greeting.failures.items())
         raise StartError(f"Not every site could prepare its table: {why}.")
-    return [again[node] for node in nodes]
+    return [greeting.said[node] for node in nodes.values()]
