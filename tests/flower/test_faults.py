@@ -253,7 +253,7 @@ def test_wait_asks_again_until_the_client_is_back(how: str, grid: MemoryGrid) ->
 def test_wait_ends_and_says_who_is_waited_for(
     grid: MemoryGrid, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadlines = replace(QUICK, on_missing="wait", timeout=0.01, wait=0.05)
+    deadlines = replace(QUICK, on_missing="wait", timeout=0.1, wait=1.0)
     clients = flower_clients(grid, task(), deadlines)
     grid.tamper = only(3, "evaluate.losses", lambda q, r: [])
     with pytest.raises(MissingClients, match="no answer"):
