@@ -15,9 +15,9 @@ Tables take one more hello before the first round, with the preparation of all s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -126,16 +126,11 @@ class Members:
             self.leave_out(name, reason)
 
 
-class FitTables(Protocol):
-    """Compares the tables of sites, and fits one preparation for all of them."""
+Fitted = tuple[Preparation, dict[str, list[float]]]
+"""A preparation, and count, mean and deviation of columns over all sites."""
 
-    def check(self, hellos: Sequence[Hello]) -> None:
-        """Refuse tables that do not fit together."""
-
-    def run(
-        self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]
-    ) -> tuple[Preparation, dict[str, list[float]]]:
-        """Return the preparation, and count, mean and deviation of columns over all sites."""
+FitTables = Callable[[Mailbox, str, Sequence[Hello]], Fitted | None]
+"""Compares the tables of sites, and fits one preparation for all where they have none yet."""
 
 
 def gather(
@@ -164,12 +159,11 @@ def gather(
     mailbox.nodes = dict(enumerate(nodes))
     given = told.get("preparation")
     fitted = None if given is None else Preparation.from_json(given)
-    if any(hello.table is not None for hello in listed):
-        if fit is None:
-            raise StartError("The sites give tables, and [data] of the app names no target.")
-        fit.check(listed)
-    if fit is not None and not all(hello.model for hello in listed):
-        fitted, totals = fit.run(mailbox, run, listed)
+    if fit is None and any(hello.table is not None for hello in listed):
+        raise StartError("The sites give tables, and [data] of the app names no target.")
+    made = None if fit is None else fit(mailbox, run, listed)
+    if made is not None:
+        fitted, totals = made
         told |= {"preparation": fitted.to_json()}
         listed = _introduce(mailbox, run, listed, {**told, "totals": totals})
         check_schemas(listed)

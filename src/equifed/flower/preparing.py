@@ -31,7 +31,7 @@ from equifed.data.fit_by_sums import (
     from_vector,
     measure_vector,
 )
-from equifed.data.preparation import NumberColumn, Preparation, Target
+from equifed.data.preparation import NumberColumn, Target
 from equifed.data.site_table import TableSettings
 from equifed.data.split import DataError
 from equifed.flower.app_config import FederationSettings
@@ -43,7 +43,7 @@ from equifed.flower.handshake import (
     greet_all,
 )
 from equifed.flower.mailbox import Mailbox
-from equifed.flower.members import Members
+from equifed.flower.members import Fitted, Members
 from equifed.flower.messenger import Messenger, SecureSums
 from equifed.flower.participant import FAR
 from equifed.flower.plan import Plan, read_plan, sign_plan, unpack_plan
@@ -64,21 +64,21 @@ class Fit:
     hidden: SecureSums | None = None
     warnings: list[str] = field(default_factory=list)
 
-    def check(self, hellos: Sequence[Hello]) -> None:
-        """Refuse tables that do not fit together."""
-        check_tables(hellos, self.settings)
-        combine_told_targets(hellos, self.settings)
+    def __call__(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Fitted | None:
+        """Refuse tables that do not fit together; ask until the preparation is known, if it is not.
 
-    def run(
-        self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]
-    ) -> tuple[Preparation, dict[str, list[float]]]:
-        """Ask until the preparation is known; :class:`StartError` if that cannot be."""
+        Raises :class:`StartError` if that cannot be.
+        """
+        check_tables(hellos, self.settings)
+        target = combine_told_targets(hellos, self.settings)
+        if all(hello.model for hello in hellos):
+            return None
         settings = self.settings
         first = hellos[0].table
         assert first is not None
         asked = ask_kinds(
             [name for name, _ in first.columns],
-            combine_told_targets(hellos, settings),
+            target,
             settings.prepare,
             client=settings.client,
             choosy=settings.features is None,
