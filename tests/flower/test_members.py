@@ -132,7 +132,7 @@ def test_a_node_that_does_not_answer_at_the_start_is_told_at_once(
     """A node that is frozen is connected for a minute, and used to be waited for in silence."""
     monkeypatch.setattr(handshake, "AT_ONCE", 0.0)
     grid.tamper = lambda partition, request, reply: [] if partition == 2 else [reply]
-    with pytest.raises(StartError, match="no answer within"):
+    with pytest.raises(StartError, match="no answer"):
         flower_clients(grid, task(), replace(QUICK, timeout=0.1, wait=0.3))
     line, *_ = capsys.readouterr().out.splitlines()
     told = "equifed: waiting for 4 sites, 4 connected: client-0, client-1, client-3, node "

@@ -277,40 +277,35 @@ def greet_all(
     refused is greeted again after a pause: it may have been approved since.
     """
     once, keys = replace(deadlines, on_missing="fail"), list_keys(told)
-    began, said_at = time.monotonic(), -math.inf
-    said, failures, under_way = dict[int, Hello](), dict[int, Failure](), list[Greeting]()
-    greeted = dict[int, float]()
+    began, said_at, greeted = time.monotonic(), -math.inf, dict[int, float]()
+    said, failures, greetings = dict[int, Hello](), dict[int, Failure](), list[Greeting]()
     while True:
         connected, now = set(grid.get_node_ids()), time.monotonic()
-        silent = set().union(*(greeting.silent for greeting in under_way))
-        new = [n for n in connected - set(said) - silent
-               if now - greeted.get(n, -math.inf) > deadlines.pause]  # fmt: skip
+        asked = connected - set(said) - {n for g in greetings for n in g.silent}
+        new = sorted(n for n in asked if now - greeted.get(n, -math.inf) > deadlines.pause)
         if len(connected) >= clients and new:
             greeted |= dict.fromkeys(new, now)
-            under_way.append(Greeting(grid, once, run, sorted(new), told))
-        for greeting in under_way:
+            greetings.append(Greeting(grid, once, run, new, told))
+        for greeting in greetings:
             greeting.exchange.run(wait=False)
+            said |= greeting.said
             failures |= greeting.failures
-            for node, hello in greeting.said.items():
-                stranger = find_stranger(hello, run, keys)
-                if stranger:
-                    failures[node] = Failure("error", stranger, hello.name)
-                else:
-                    said[node] = hello
-        under_way = [greeting for greeting in under_way if greeting.silent]
-        said = {node: hello for node, hello in said.items() if node in connected}
+        strangers = {n: find_stranger(hello, run, keys) for n, hello in said.items()}
+        failures |= {n: Failure("error", w, said[n].name) for n, w in strangers.items() if w}
+        said = {n: h for n, h in said.items() if n in connected and not strangers[n]}
         failures = {n: f for n, f in failures.items() if n in connected and n not in said}
-        silent = set().union(*(greeting.silent for greeting in under_way))
-        if len(said) >= clients and not silent:
-            return said, failures
-        quiet = now - said_at < WAIT_LINE or (silent and now - began < AT_ONCE)
-        if not quiet:
-            missing = failures | dict.fromkeys(silent, Failure("silent", "no answer yet"))
+        greetings = [greeting for greeting in greetings if greeting.silent]
+        silent = connected & {n for g in greetings for n in g.silent}
+        missing = failures | dict.fromkeys(silent, Failure("silent", "no answer yet"))
+        over = now - began >= deadlines.wait
+        if len(said) >= clients and (over or not silent):
+            return said, missing
+        if now - said_at >= WAIT_LINE and not (silent and now - began < AT_ONCE):
             say_waiting(clients, connected, said, missing)
             said_at = now
         hopeless = any(f.kind == "bad" or f.reason.startswith(FINAL) for f in failures.values())
-        if (hopeless and not silent) or now - began >= deadlines.wait:
-            raise StartError(_explain_start(clients, len(connected), said, failures))
+        if over or (hopeless and not silent):
+            raise StartError(_explain_start(clients, len(connected), said, missing))
         time.sleep(max(deadlines.poll, 0.01) if silent else min(max(deadlines.poll, 0.01) * 5, 2.0))
 
 

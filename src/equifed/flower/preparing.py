@@ -73,18 +73,7 @@ class Fit:
         target = combine_told_targets(hellos, self.settings)
         if all(hello.model for hello in hellos):
             return None
-        settings = self.settings
-        first = hellos[0].table
-        assert first is not None
-        asked = ask_kinds(
-            [name for name, _ in first.columns],
-            target,
-            settings.prepare,
-            client=settings.client,
-            choosy=settings.features is None,
-            left_out=dict.fromkeys(first.rest, NOT_ASKED),
-        )
-        asked["salt"] = run
+        asked = {**self._ask_first(hellos[0], target), "salt": run}
         self.warnings = find_odd_labels(hellos)
         nothing = SimpleNamespace(size=0, dtype=torch.float64, device="cpu")
         engine = cast(OneClient, SimpleNamespace(model=nothing))  # there is no model yet
@@ -114,6 +103,19 @@ class Fit:
         wide = [c for c in fitted.columns if isinstance(c, NumberColumn) and c.name in counts]
         scaled = wide if fitted.scale == "standard" else ()
         return fitted, {c.name: [counts[c.name], c.centre, c.scale] for c in scaled}
+
+    def _ask_first(self, first: Hello, target: Target) -> Question:
+        """Return the first question, of the columns that all have."""
+        settings, table = self.settings, first.table
+        assert table is not None
+        return ask_kinds(
+            [name for name, _ in table.columns],
+            target,
+            settings.prepare,
+            client=settings.client,
+            choosy=settings.features is None,
+            left_out=dict.fromkeys(table.rest, NOT_ASKED),
+        )
 
 
 def _add(messenger: Messenger, asked: Question) -> Vector:
