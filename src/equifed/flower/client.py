@@ -185,6 +185,7 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
 
     Examples
     --------
+    >>> import numpy as np
     >>> to_federation((np.ones((3, 2)), np.array([0, 1, 0])), "north", classes=4).classes
     4
     """
