@@ -167,8 +167,8 @@ class Worker:
             if not kept:
                 return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
         schema, model = Schema.of(self.federation).to_dict(), self.task.fingerprint(self.engine)
-        whole = {**about, "schema": schema, "model": model, "notes": notes}
-        whole["noised"] = self.policy.budget is not None
+        noised = self.policy.budget is not None
+        whole = {**about, "schema": schema, "model": model, "notes": notes, "noised": noised}
         return self.request.reply(self._signer().sign("hello", whole))
 
     def prepare(self) -> Reply:
@@ -215,10 +215,8 @@ class Worker:
         """Do local work, and keep or send what comes of it."""
         work = LocalWork.from_dict(self.args["work"]).work(scale=self._metric())
         self.policy.check_work(work, len(self.federation.train))
-        target, slope = None, self.args["slope"]
-        control = self._control()
-        if control is not None:
-            target = self._sent("target")
+        slope, control = self.args["slope"], self._control()
+        target = None if control is None else self._sent("target")
         moved = self.engine.local_steps(
             self._sent("x"),
             work,
@@ -297,8 +295,8 @@ class Worker:
 
     def metrics(self) -> Reply:
         """Return the metrics of every split, and what single samples say if that is asked."""
-        numbers, asked = {}, as_metrics(self.args["metrics"])
-        x, splits = self._sent("x"), self.args["splits"]
+        numbers, asked, x = {}, as_metrics(self.args["metrics"]), self._sent("x")
+        splits = self.args["splits"]
         for found in self.engine.evaluate(x, splits, asked):
             metrics = {name: float(values[0]) for name, values in found.metrics.items()}
             for name in {"loss", "mse"} & set(metrics):
