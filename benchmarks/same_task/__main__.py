@@ -34,6 +34,17 @@ TOOLS = {
     "fairlearn": ("fairlearn==0.15.0", "scikit-learn==1.9.1", "pandas==3.1.1"),
 }
 
+WITHOUT_CUDA = """
+import runpy, sys, torch
+library = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+sys.argv = sys.argv[1:]
+sys.path.insert(0, __import__("os").path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Starts a program whose torchvision was built for a torch with CUDA, beside one without."""
+
 
 def write_tables() -> tuple[Path, Path]:
     """Write training and test rows, a fifth of every hospital's for the test."""
@@ -74,7 +85,8 @@ def run(tool: str, tables: tuple[Path, Path]) -> tuple[int, float, dict[str, flo
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [str(python), str(script), *map(str, tables)]
+        start = ["-c", WITHOUT_CUDA] if tool == "fluke" else []
+        command = [str(python), *start, str(script), *map(str, tables)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=settings, cwd=WORK
         )

@@ -34,6 +34,8 @@ def load(model: torch.nn.Module, values: list) -> None:
 
 
 class Site(NumPyClient):
+    """A hospital."""
+
     def __init__(self, name: str) -> None:
         mine, held = (train["hospital"] == name).to_numpy(), (test["hospital"] == name).to_numpy()
         self.name, self.model = name, build()
@@ -41,6 +43,7 @@ class Site(NumPyClient):
         self.test = torch.tensor(x_test[held]), torch.tensor(y_test[held])
 
     def fit(self, values: list, config: dict) -> tuple:
+        """Take ten steps."""
         load(self.model, values)
         steps = torch.optim.SGD(self.model.parameters(), lr=0.1)
         for _ in range(10):
@@ -50,6 +53,7 @@ class Site(NumPyClient):
         return parameters(self.model), len(self.train[1]), {}
 
     def evaluate(self, values: list, config: dict) -> tuple:
+        """Measure on test rows."""
         load(self.model, values)
         out = self.model(self.test[0])
         loss = torch.nn.functional.cross_entropy(out, self.test[1]).item()

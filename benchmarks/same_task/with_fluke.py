@@ -17,11 +17,14 @@ names = sorted(train["hospital"].unique())
 
 
 class Logistic(torch.nn.Module):
+    """One layer."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(x.shape[1], 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
         return self.layer(inputs)
 
 
@@ -39,7 +42,7 @@ environment.set_seed(0)
 environment.set_device("cpu")
 environment.set_evaluator(ClassificationEval(eval_every=1, n_classes=2))
 held = loaders(test, x_test, y_test, 0)
-data = DummyDataContainer(loaders(train, x, y, 32), held, None)
+data = DummyDataContainer(loaders(train, x, y, 32), held, None, 2)
 splitter = DataSplitter(dataset=data, distribution="iid", client_split=0.0)
 settings = DDict(
     model=Logistic(),
