@@ -50,7 +50,7 @@ from experiments.harness.network_task import (
     own_row,
     read_result,
 )
-from experiments.harness.plan import STARTED
+from experiments.harness.plan import KEPT, STARTED
 
 
 @dataclass
@@ -279,8 +279,6 @@ def _choice_table(context: Context, methods: list[str]) -> Table:
 
 # -- what is kept ----------------------------------------------------------------------------------
 
-KEPT = Path("results", "kept.jsonl")
-
 
 def restore(out: Path) -> None:
     """Put the files of kept runs back where they are missing."""
@@ -304,7 +302,8 @@ def keep(out: Path) -> None:
     """Write all runs of a folder into one file, in the order of their names."""
     begun = {method: count for method, (count, _) in sorted(count_runs(out).items())}
     records = [{"file": path.stem, **json.loads(path.read_text(encoding="utf-8"))}
-               for path in sorted((out / "runs").glob("*.json"))]  # fmt: skip
+               for path in sorted((out / "runs").glob("*.json"))
+               if path.name != STARTED]  # fmt: skip
     if records:
         (out / KEPT).parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(one, ensure_ascii=False) for one in ({"begun": begun}, *records)]

@@ -24,6 +24,10 @@ STARTED = "started.json"
 """In ``runs``: under which plan the first of them was started."""
 
 
+KEPT = Path("results", "kept.jsonl")
+"""Runs of former calls, which a network table begins with."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """What a table may be called, and why; checksums and commits are None without a plan."""
@@ -51,6 +55,7 @@ def stand(name: str, out: Path, full: bool, root: Path = ROOT) -> Standing:
     kept = out / "runs" / STARTED
     if not kept.exists():
         started = (out / "runs").is_dir() and any((out / "runs").iterdir())
+        started = started or (out / KEPT).exists()
         if started and told["confirmatory"]:
             told |= {"confirmatory": False, "reason": "runs of the folder have no plan"}
         kept.parent.mkdir(parents=True, exist_ok=True)

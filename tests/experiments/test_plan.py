@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from experiments.harness.plan import PLAN, find_broken, stand
+from experiments.harness.plan import KEPT, PLAN, find_broken, stand
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -58,11 +58,17 @@ def run_before(root: Path, out: Path) -> None:
     (out / "runs" / "fedavg").mkdir()
 
 
+def kept_before(root: Path, out: Path) -> None:
+    (out / "runs" / "started.json").unlink()
+    (out / KEPT).parent.mkdir()
+    (out / KEPT).touch()
+
+
 @pytest.mark.parametrize(
     "spoil, reason",
     [(spoil_plan, "changed after the first run"), (spoil_code, "code was changed"),
      (commit_code, "code was changed"),
-     (run_before, "have no plan")],
+     (run_before, "have no plan"), (kept_before, "have no plan")],
 )  # fmt: skip
 def test_what_was_changed_or_run_before_is_exploratory(
     root: Path, spoil: Callable[[Path, Path], None], reason: str
