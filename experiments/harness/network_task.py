@@ -37,7 +37,7 @@ MEASURED = ("shares", "offsets", "all")
 """Of these the kinds that are fitted to training samples alone."""
 MAJORITY = "test, majority class"
 FOLDS = 5
-BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "ours"
+BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "tuned SCAFF-PD", "ours"
 MEAN, FAIR_MEAN = f"{MOMENTUM}, averaged", f"{FAIR}, averaged"
 PLAIN_OURS = f"{OURS} with FedAvg"
 """All of ours but the fair objective and the correction for drift."""

@@ -127,12 +127,12 @@ def test_rows_with_own_biases_stand_beside_the_runs_they_were_fitted_to() -> Non
     after = "test, own bias after training"
     one = Result(["a"], {"test": np.array([0.5]), after: np.array([0.75])},
                  {"test": np.array([4.0]), after: np.array([4.0])}, 1.0)  # fmt: skip
-    runs = {"SCAFF-PD, averaged": {3: one}, "AFL": {3: one}}
-    rows = add_own_rows(runs, {"SCAFF-PD, averaged": "bias"})
-    assert list(rows) == ["SCAFF-PD, averaged", "AFL", "ours", "AFL, own bias after training"]
+    runs = {"tuned SCAFF-PD, averaged": {3: one}, "AFL": {3: one}}
+    rows = add_own_rows(runs, {"tuned SCAFF-PD, averaged": "bias"})
+    assert list(rows) == ["tuned SCAFF-PD, averaged", "AFL", "ours", "AFL, own bias after training"]
     assert rows["ours"][3].accuracy["test"] == 0.75 and rows["AFL"][3].accuracy["test"] == 0.5
-    others = add_own_rows(runs, {"SCAFF-PD, averaged": "all"})
-    assert "SCAFF-PD, averaged, own bias after training" in others and "ours" not in others
+    others = add_own_rows(runs, {"tuned SCAFF-PD, averaged": "all"})
+    assert "tuned SCAFF-PD, averaged, own bias after training" in others and "ours" not in others
 
 
 @pytest.mark.parametrize("name", SHARDS)
@@ -162,7 +162,7 @@ def _decay(table: dict[str, Any]) -> tuple[float, int]:
 def test_what_is_tested_is_the_mean_of_models() -> None:
     """Averaged, server momentum and decaying steps in one run, against a sum over its rounds."""
     settings = definition("fedmdfg-fashion", quick=True)
-    table = merge_tables(settings["run"], settings["methods"]["SCAFF-PD"])
+    table = merge_tables(settings["run"], settings["methods"]["tuned SCAFF-PD"])
     table = hasten({**table, "rounds": 4, "evaluate": {"splits": ["test"], "every": 4}}, 50)
     built = build_run(RunConfig.from_dict(table))
     history = built.train()
@@ -187,7 +187,7 @@ def test_what_is_tested_is_the_mean_of_models() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", SHARDS)
 def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
-    some: dict[str, Any] = {"groups": [["FedAvg", "SCAFF-PD"]]}
+    some: dict[str, Any] = {"groups": [["FedAvg", "tuned SCAFF-PD"]]}
     reproduce(name, tmp_path, quick=True, changes=some)
     stored = sorted((tmp_path / "runs").glob("*.json"))
     before = {path: path.stat().st_mtime_ns for path in stored}
@@ -195,11 +195,11 @@ def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     lost.unlink()
     (tmp_path / KEPT).unlink()
     partial = reproduce(name, tmp_path, quick=True, changes={**some, "finish": False})
-    assert next(row[0] for row in partial.tables["methods"].rows) == "SCAFF-PD"
+    assert next(row[0] for row in partial.tables["methods"].rows) == "tuned SCAFF-PD"
     assert not lost.exists()  # a table of what is there runs nothing
     whole = reproduce(name, tmp_path, quick=True, changes=some)
     rows = {row[0]: row for row in whole.tables["methods"].rows}
-    assert rows["FedAvg"][-2:] == [4, 3] and rows["SCAFF-PD"][-2:] == [3, 3]  # begun, ended
+    assert rows["FedAvg"][-2:] == [4, 3] and rows["tuned SCAFF-PD"][-2:] == [3, 3]  # begun, ended
     same = {path: path.stat().st_mtime_ns for path in stored}
     assert {path for path in stored if same[path] != before[path]} == {lost}
     elsewhere = tmp_path / "elsewhere"
@@ -259,7 +259,7 @@ def test_own_parts_are_chosen_once_for_all_folds(tmp_path: Path, monkeypatch) ->
     measured = importlib.import_module("experiments.femnist-cnn.measured")
     monkeypatch.setattr(measured, "RATES", (0.03,))
     monkeypatch.setattr(measured, "STEPS", (5,))
-    copied = "SCAFF-PD, averaged, copies"
+    copied = "tuned SCAFF-PD, averaged, copies"
     changes = {"groups": [["FedAvg", copied]], "places": [1]}
     outcome = reproduce("femnist-cnn", tmp_path, quick=True, changes=changes)
     rows = {row[0]: row for row in outcome.tables["methods"].rows}
