@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import typer
+from myst_nb.core.read import read_myst_markdown_notebook
 from typer.main import get_command
 
 import equifed
@@ -73,10 +75,16 @@ def write_pages(folder: Path = MADE) -> list[Path]:
         "api.rst": write_api(),
         "configuration.md": write_configuration(),
         "commands.md": write_commands(),
+        "gallery.md": write_gallery(folder),
     }
     for name, file in COPIED.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         pages[f"{name}.md"] = redirect_links(text, ROOT, folder)
+    for source in sorted((DOCS / "notebooks").glob("[!i]*.md")):
+        notebook = read_myst_markdown_notebook(source.read_text(encoding="utf-8"))
+        for number, cell in enumerate(notebook.cells):
+            cell.id = f"cell-{number}"  # drawn at random, it would differ in every build
+        pages[f"{source.stem}.ipynb"] = nbformat.writes(notebook)
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -86,6 +94,21 @@ def write_pages(folder: Path = MADE) -> list[Path]:
         if path.stem not in wanted:
             path.unlink()
     return [folder / name for name in pages]
+
+
+def write_gallery(folder: Path) -> str:
+    """Return a page with every picture of the site, and the page that explains it."""
+    shown: dict[str, str] = {}
+    for page in [*sorted(DOCS.glob("*/*.md")), *sorted(DOCS.glob("*.md"))]:
+        if page.is_relative_to(MADE):
+            continue
+        text = page.read_text(encoding="utf-8")
+        title = text.partition("# ")[2].partition("\n")[0]
+        for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+\.svg)\)", text):
+            path = relative((page.parent / target).resolve(), folder)
+            lines = f"![{words}]({path})", f"{words} [{title}]({relative(page, folder)})"
+            shown.setdefault(path, "\n\n".join(lines))
+    return "# Gallery\n\n" + "\n\n".join(shown.values()) + "\n"
 
 
 # -- names ----------------------------------------------------------------------------------------

@@ -204,13 +204,13 @@ def test_whoever_is_at_the_cap_and_points_against_the_others_is_told_of_once() -
     here = with_liar(clients(), 5, loss=1e6, update=-1.0)
     events = train(Guarded(AFL(WORK, 0.5)), here, rounds=6, seed=1).events
     told = [e for e in events if e["event"] == "watch"]
-    assert [e["client"] for e in told] == ["client 5"] and "points against" in told[0]["reason"]
+    assert [e["client"] for e in told] == ["client 5"] and "opposes the others" in told[0]["reason"]
 
 
 def test_three_clients_are_told_that_their_cap_holds_nobody() -> None:
     here = simulate(regression((6, 9, 7)), "linear", dtype=torch.float64)
     events = train(Guarded(AFL(LocalSGD(lr=0.05, steps=2))), here, rounds=1).events
-    assert any("3 clients are too few" in str(e["reason"]) for e in events)
+    assert any("3 are too few" in str(e["reason"]) for e in events)
 
 
 def test_thresholds_stay_where_the_local_steps_can_lead() -> None:

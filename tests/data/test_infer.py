@@ -56,9 +56,9 @@ def test_case_numbers_are_identifiers_also_when_rows_were_copied() -> None:
 )
 def test_a_column_that_tells_the_outcome_is_pointed_out(values: list[Any]) -> None:
     told = guess_columns(table(after=values), "site", "ill").remarks
-    assert any(r.startswith("after: tells ill of every row") for r in told)
+    assert any(r.startswith("after: predicts ill of every row") for r in told)
     nearly = [values[1], *values[1:]]
-    assert not any("tells" in r for r in guess_columns(table(a=nearly), "site", "ill").remarks)
+    assert not any("predicts" in r for r in guess_columns(table(a=nearly), "site", "ill").remarks)
 
 
 def test_spellings_and_numbers_as_text_are_pointed_out() -> None:

@@ -147,7 +147,7 @@ def test_own_functions_are_measured_and_said_to_be_losses():
     for name, value in history.per_client("miss_rate").items():
         assert value == pytest.approx(1 - accuracy[name])
     notes = [e["reason"] for e in history.events if e["event"] == "note"]
-    assert any(note.startswith("miss_rate: its name does not say") for note in notes)
+    assert any(note.startswith("miss_rate: its name does not show") for note in notes)
     assert not any(note.startswith("hit_score") for note in notes)
     worst = history.summary()["metrics"]["test"]
     assert worst["miss_rate"]["worst_client"] == worst["hit_score"]["worst_client"]

@@ -160,3 +160,14 @@ def test_planned_tiles_fit_into_shared_memory_or_the_shape_is_refused(
     shape = Shape(784, units, 50, "full")
     assert (shape.refused is None) == (shape.largest <= 1 << 13)
     assert shape.refused is not None or shape.fitting
+
+
+def test_orders_by_comparing_are_those_by_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, work = classification([40, 13, 5], (3,), 3, dtype=np.float32), LocalSGD(0.1, 7, None, 4)
+    found = []
+    for pairs in (0, 1 << 20):
+        monkeypatch.setattr(fused, "COMPARED", pairs)
+        clients = StackedClients(data, chain(3, 3))
+        moved = clients.local_steps(clients.initial(Stream(0)), work, Stream(0).at(5))
+        found.append(moved.displacement.dense())  # type: ignore[union-attr]
+    assert torch.equal(*found)

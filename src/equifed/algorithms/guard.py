@@ -323,7 +323,7 @@ def _tell(info: Info, clients: GuardedClients) -> Info:
         weights[index] = limit_shares(weights[index], most[index])
     notes = [*info.notes, *watch.notes]
     if guard.bounds and n < MANY:
-        notes.append(f"the cap is {guard.share(n):.2g} of the weight: {n} clients are {TOO_FEW}")
+        notes.append(f"the cap is {guard.share(n):.2g} of the weight: {n} are {TOO_FEW}")
     for i in np.flatnonzero((np.abs(weights) >= most * (1 - 1e-9)) & (most < 1)):
         notes.append(f"client {clients.names[i]} is at the cap of {most[i]:.3g} of the weight")
     for k in watch.shortened:

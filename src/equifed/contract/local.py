@@ -111,6 +111,8 @@ class LocalSGD:
 
     def work(self, **asked: Any) -> LocalWork:
         """Return the work that a verb sends: these steps, and what else is asked for."""
+        if not asked and isinstance(self, LocalWork):
+            return self
         return LocalWork(**{**vars(self), **asked})
 
     def steps_for(self, sizes: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:

@@ -138,12 +138,12 @@ class ClientsView(Clients):
         target: Vector | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        plain = None if control is None else control.behind
+        plain, work = None if control is None else control.behind, local.work()
         moved = self.behind.local_steps(
-            x, local, stream, control=plain, target=target, slopes=slopes
+            x, work, stream, control=plain, target=target, slopes=slopes
         )
         seen: dict[str, Any] = {}
-        for kind in local.work().results:
+        for kind in work.results:
             vectors = vars(moved)[kind]
             seen[kind] = self.see_vectors(vectors, kind, x, stream, control is not None)  # type: ignore[arg-type]
         if moved.thresholds is not None:

@@ -39,7 +39,9 @@ kind of vector."""
 
 def sum_rows(weights: Weights, matrix: Tensor) -> Tensor:
     """Return the weighted sum of all rows."""
-    shares = torch.as_tensor(weights, dtype=matrix.dtype, device=matrix.device)
+    shares = torch.as_tensor(weights, dtype=matrix.dtype)
+    if matrix.device.type == "cuda":  # from pinned memory the program need not wait for it
+        shares = shares.pin_memory().to(matrix.device, non_blocking=True)
     one_order = has_one_order(matrix.dtype, matrix.device)
     return _sum_whole(shares, matrix) if one_order else shares @ matrix
 
@@ -215,9 +217,14 @@ class InProcessVectors(ClientVectors):
 
 @dataclass(frozen=True, eq=False)
 class DenseVectors(InProcessVectors):
-    """Client vectors as the rows of one matrix."""
+    """Client vectors as the rows of one matrix.
+
+    ``check`` raises for vectors that are not finite. A GPU may still be computing them, so it is
+    asked at the first use of what they are made of, not before.
+    """
 
     matrix: Tensor
+    check: Callable[[], object] | None = None
 
     @property
     @override
@@ -226,22 +233,30 @@ class DenseVectors(InProcessVectors):
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        return sum_rows(weights, self.matrix)
+        total = sum_rows(weights, self.matrix)
+        self._checked()  # once the sum is under way
+        return total
 
     @override
     def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
-        return to_numpy(sum_squares(self.matrix, scale))
+        return to_numpy(sum_squares(self._checked(), scale))
 
     @override
     def dense(self) -> Tensor:
+        return self._checked()
+
+    def _checked(self) -> Tensor:
+        if self.check is not None:
+            self.check()
         return self.matrix
 
     @override
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
-        held = len(self.matrix)
+        matrix = self._checked()
+        held = len(matrix)
 
         def rows(begin: int, end: int) -> list[Tensor]:
-            return [self.matrix[begin - first : end - first]]
+            return [matrix[begin - first : end - first]]
 
         return [value[0] for value in node_values(nodes, weights, rows, held)]
 
@@ -254,6 +269,23 @@ def sum_squares(rows: Tensor, scale: BlockMatrix | None) -> Tensor:
 def to_numpy(values: Tensor) -> Losses:
     """Return per-client numbers as float64 on the server."""
     return values.detach().to("cpu", torch.float64).numpy()
+
+
+class Arriving:
+    """Per-client numbers on their way from a GPU; others wait for nothing meanwhile."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._host = values.detach().to("cpu", torch.float64, non_blocking=True)
+        self._ready: Any = None
+        if values.device.type == "cuda":
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record()
+
+    def numpy(self) -> Losses:
+        """Wait for them, and return them."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return self._host.numpy()
 
 
 def in_process(vectors: ClientVectors) -> InProcessVectors:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -24,6 +23,7 @@ from equifed.data.split import DataError
 from equifed.flower.account import Waiting
 from equifed.flower.budget import Refused
 from equifed.flower.memory import LostPart
+from equifed.flower.participant import Client, Stale
 from equifed.flower.secure.masking import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
@@ -37,7 +37,7 @@ from equifed.flower.site import (
 )
 from equifed.flower.task import Task
 from equifed.flower.wire import VERBS, Reply, Request, WireError
-from equifed.flower.worker import Client, Stale, Worker
+from equifed.flower.worker import Worker
 from equifed.privacy.ledger import NoAccountant, OverBudget
 from equifed.privacy.site import Unanswered
 
@@ -87,7 +87,7 @@ def make_client_app(
                 memory or find_memory(node),
                 read_partition(node),
                 Policy(),
-                Identity.from_settings(node),
+                Identity.from_settings(told),
                 Path(str(told["results"])) if "results" in told else None,
             )
             while len(loaded) > LOADED:
@@ -177,8 +177,7 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
     ----------
     value : Federation, (X, y), mapping or dataset
         A federation with one client is taken as it is (its name too); a mapping has ``(X, y)`` or
-        a dataset under "train" and, where there are any, "validation" and "test"; a dataset has
-        ``len()`` and gives ``(features, target)`` for a position.
+        a dataset under "train" and, where there are any, "validation" and "test".
     name : str
         The client's name.
     classes : int, optional
@@ -186,6 +185,7 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
 
     Examples
     --------
+    >>> import numpy as np
     >>> to_federation((np.ones((3, 2)), np.array([0, 1, 0])), "north", classes=4).classes
     4
     """
@@ -202,21 +202,8 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
             f"load_data must return (X, y) or a mapping with 'train' and possibly 'validation' and "
             f"'test', got the keys {sorted(map(str, parts))}."
         )
-    pairs = {label: {name: _to_arrays(part)} for label, part in parts.items()}
+    pairs = {label: {name: part} for label, part in parts.items()}
     validation, test = pairs.get("validation"), pairs.get("test")
     return Federation.from_clients(
         pairs["train"], validation=validation, test=test, classes=classes
     )
-
-
-def _to_arrays(part: Any) -> tuple[Any, Any]:
-    """Return ``(X, y)`` of a pair, or of a dataset object by reading all of it."""
-    if isinstance(part, tuple | list) and len(part) == 2:
-        return part[0], part[1]
-    if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-        raise DataError(
-            f"load_data must return (X, y) or a dataset with len() and positions, got a "
-            f"{type(part).__name__}."
-        )
-    inputs, targets = zip(*(part[k] for k in range(len(part))), strict=True)
-    return np.stack(list(map(np.asarray, inputs))), np.stack(list(map(np.asarray, targets)))

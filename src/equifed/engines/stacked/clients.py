@@ -156,8 +156,8 @@ class StackedClients(InProcessClients):
         if self.rows_at_once(1) < len(self.index):
             losses = to_numpy(self.measure_losses(x, stream, batch_size))
             return self.require_finite(losses, "loss"), RemadeVectors(run, "gradient")
-        matrices, losses = run.everything()
-        return losses, DenseVectors(matrices["gradient"])
+        matrices, numbers = run.everything()
+        return numbers.first, DenseVectors(matrices["gradient"])
 
     @override
     def move(
@@ -166,10 +166,14 @@ class StackedClients(InProcessClients):
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
         run = LocalRun(self, x, work, stream, control, target, slopes)
         if self.rows_at_once(len(work.results)) >= len(self.index):
-            matrices, thresholds = run.everything()
-            return {kind: DenseVectors(matrix) for kind, matrix in matrices.items()}, thresholds
+            matrices, numbers = run.everything()
+            later = None
+            if self.model.device.type == "cuda" and work.hinge is None:
+                later = numbers.check  # what follows is sent to the GPU while it computes
+            thresholds = None if later else numbers.first
+            return {k: DenseVectors(matrix, later) for k, matrix in matrices.items()}, thresholds
         now = work.hinge is not None or self.remembers_own()
-        thresholds = run.everything(keep=False)[1] if now else np.zeros(0)
+        thresholds = run.everything(keep=False)[1].first if now else np.zeros(0)
         return {kind: RemadeVectors(run, kind) for kind in work.results}, thresholds
 
     @override

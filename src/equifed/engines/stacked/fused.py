@@ -45,6 +45,12 @@ INTERPRETED = False
 ENTRIES = 1 << 26
 """Places of shuffled samples that are drawn at once; more clients come in parts."""
 
+COMPARED = 1 << 26
+"""Pairs of shuffle keys up to which comparing all, in one launch, is faster than sorting."""
+
+MINE = 32
+"""Samples of which one program finds the places in a shuffled order."""
+
 PAYS = 200
 """Walks of a shape after which its tiles are measured: compiling them takes half a minute."""
 
@@ -58,8 +64,11 @@ class Tiles:
     stages: int
 
 
-CANDIDATES = (Tiles(32, 4, 3), Tiles(32, 4, 4), Tiles(16, 4, 4), Tiles(32, 4, 2), Tiles(16, 4, 2))
-"""The first that fits is taken until they are measured."""
+CANDIDATES = {
+    "full": (Tiles(32, 4, 3), Tiles(32, 4, 4), Tiles(16, 4, 4), Tiles(32, 4, 2), Tiles(16, 4, 2)),
+    "tf32": (Tiles(32, 4, 4), Tiles(16, 4, 4), Tiles(32, 4, 2), Tiles(16, 4, 2)),
+}
+"""By precision; the first that fits is taken until they are measured."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class Shape:
     units: tuple[int, ...]  # of every layer, the outputs last
     batch: int
     precision: str
+    shared: int = SHARED
 
     @property
     def rows(self) -> int:
@@ -90,11 +100,11 @@ class Shape:
     @cached_property
     def fitting(self) -> list[Tiles]:
         """The tiles of which a program fits into a multiprocessor."""
-        return [tiles for tiles in CANDIDATES if self._fits(tiles)]
+        return [tiles for tiles in CANDIDATES[self.precision] if self._fits(tiles)]
 
     def _fits(self, tiles: Tiles) -> bool:
         loads = tiles.stages * tiles.block * (self.padded[0] + 2 * self.rows)
-        return 4 * (loads + 2 * self.largest) <= SHARED
+        return 4 * (loads + 2 * self.largest) <= self.shared
 
     @cached_property
     def refused(self) -> str | None:
@@ -159,6 +169,14 @@ class FusedWalk:
         return mean if correction is None else mean - correction
 
 
+def find_shared(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may have on a device."""
+    if device.type != "cuda":
+        return SHARED
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", SHARED))
+
+
 class Fused:
     """The programs for one model; :func:`plan` says why there are none, where so."""
 
@@ -169,7 +187,8 @@ class Fused:
         self._model, self._precision = model, precision
         self._sizes: WeakKeyDictionary[Chunk, Tensor] = WeakKeyDictionary()
         self._walks: dict[object, int] = {}
-        self._shape = lru_cache(partial(Shape, self._features, self._units, precision=precision))
+        known = partial(Shape, precision=precision, shared=find_shared(model.device))
+        self._shape = lru_cache(partial(known, self._features, self._units))
 
     def refuse(self, work: LocalWork, sizes: Any) -> str | None:
         """Return why local steps of clients of these sizes are not carried out here, if so."""
@@ -207,7 +226,7 @@ class Fused:
                    work.lr, held, held if self._model.penalised is None else keep,
                    work.lr * work.proximal)  # fmt: skip
         more = [given.correction, vectors.get("snapshot"), vectors.get("average")]
-        for some, orders in self._orders(given, sizes, fused_kernels.draw_keys):
+        for some, orders in self._orders(given, sizes):
             rows = [cut(u, some), *(x if one is None else cut(one, some) for one in more)]
             strides = [orders.shape[1], *(one.stride(0) for one in rows)]
             samples = inputs, targets, orders, cut(chunk.starts, some), cut(sizes, some), x
@@ -235,10 +254,10 @@ class Fused:
             "EXACT": shape.precision == "full",
         }  # fmt: skip
 
-    def _orders(
-        self, given: ChunkWork, sizes: Tensor, draw_keys: Any
-    ) -> Iterator[tuple[slice, Tensor]]:
+    def _orders(self, given: ChunkWork, sizes: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield which clients, and their shuffled samples, pass after pass."""
+        from equifed.engines.stacked.fused_kernels import draw_keys, draw_orders
+
         chunk, longest = given.chunk, int(given.chunk.sizes[0])
         turns = -(-chunk.sizes // min(given.work.batch_size or longest, longest))
         passes = int((-(-given.steps // turns)).max())
@@ -247,10 +266,14 @@ class Fused:
         for first in range(0, len(chunk), most):
             some = slice(first, first + most)
             ids = cut(chunk.ids, some)
-            keys = ids.new_empty(len(ids) * passes, longest)
-            grid = len(keys), -(-longest // block)
-            draw_keys[grid](keys, ids, cut(sizes, some), salt, passes, longest, block)
-            yield some, keys.argsort(dim=1, stable=True).view(len(ids), -1)
+            drawn = ids.new_empty(len(ids) * passes, longest)
+            tell = drawn, ids, cut(sizes, some), salt, passes, longest
+            if len(drawn) * longest**2 <= COMPARED:
+                draw_orders[len(drawn), -(-longest // MINE)](*tell, MINE, 2 * MINE)
+            else:
+                draw_keys[len(drawn), -(-longest // block)](*tell, block)
+                drawn = drawn.argsort(dim=1, stable=True)
+            yield some, drawn.view(len(ids), -1)
 
     def _launch(self, launch: Callable[..., Any], shape: Shape, key: object) -> None:
         """Launch a program with the best tiles that are known, or find them."""

@@ -19,16 +19,42 @@ def _mix(state, word):
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
+@triton.jit
+def _key(state, slots, size):
+    """Return the shuffle keys of places, the largest number behind a client's last."""
+    drawn = _mix(state, slots) & 0x7FFFFFFFFFFFFFFF
+    return tl.where(slots < size, drawn, 0x7FFFFFFFFFFFFFFF)
+
+
 @triton.jit(do_not_specialize=["salt", "passes"])
 def draw_keys(keys, ids, sizes, salt, passes, width: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the shuffle keys of every pass of every client, the largest number behind its last."""
+    """Write the shuffle keys of every pass of every client."""
     row = tl.program_id(0).to(tl.int64)
     client, number = row // passes, row % passes
     state = _mix(_mix(tl.load(ids + client), salt), number)
     slots = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    drawn = _mix(state, slots) & 0x7FFFFFFFFFFFFFFF
-    drawn = tl.where(slots < tl.load(sizes + client), drawn, 0x7FFFFFFFFFFFFFFF)
+    drawn = _key(state, slots, tl.load(sizes + client))
     tl.store(keys + row * width + slots, drawn, mask=slots < width)
+
+
+@triton.jit(do_not_specialize=["salt", "passes"])
+def draw_orders(
+    orders, ids, sizes, salt, passes, width: tl.constexpr, MINE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Write every pass's shuffled samples: each sample at the number of keys below its own."""
+    row = tl.program_id(0).to(tl.int64)
+    client, number = row // passes, row % passes
+    state, size = _mix(_mix(tl.load(ids + client), salt), number), tl.load(sizes + client)
+    mine = tl.program_id(1) * MINE + tl.arange(0, MINE).to(tl.int64)
+    own = _key(state, mine, size)
+    place = tl.zeros((MINE,), tl.int64)
+    for first in range(0, width, BLOCK):
+        slots = first + tl.arange(0, BLOCK).to(tl.int64)
+        keys = _key(state, slots, size)
+        earlier = (keys[None, :] == own[:, None]) & (slots[None, :] < mine[:, None])
+        below = ((keys[None, :] < own[:, None]) | earlier) & (slots < width)[None, :]
+        place += tl.sum(below.to(tl.int32), 1)
+    tl.store(orders + row * width + place, mine, mask=mine < width)
 
 
 @triton.jit

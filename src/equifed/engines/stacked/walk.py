@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from equifed.contract.arrays import BlockMatrix, Index, Losses, Weights
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import (
+    Arriving,
     InProcessVectors,
     Node,
     node_values,
@@ -201,6 +203,25 @@ def squared_lengths(rows: Tensor) -> Tensor:
     return norms.square()
 
 
+class Numbers:
+    """Two numbers of every client that must be finite, read when they are needed."""
+
+    def __init__(self, clients: Maker, numbers: Tensor, what: tuple[str, str]) -> None:
+        self._clients, self._what, self._arriving = clients, what, Arriving(numbers)
+
+    @cached_property
+    def first(self) -> Losses:
+        """The first of them; raises for clients of which one is not finite."""
+        found = self._arriving.numpy()
+        for values, what in zip(found.T, self._what, strict=True):
+            self._clients.require_finite(values, what)
+        return found[:, 0].copy()
+
+    def check(self) -> Losses:
+        """Raise for clients of which one is not finite."""
+        return self.first
+
+
 class Run:
     """A pass over all clients that makes vectors of some kinds, carried out as often as needed."""
 
@@ -221,8 +242,8 @@ class Run:
         """Tell whether it ends at other own parts."""
         return False
 
-    def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses]:
-        """Return the vectors of all clients (unless not to be kept) and a number of each."""
+    def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Numbers]:
+        """Return the vectors of all clients (unless not to be kept) and two numbers of each."""
         n, rows, size = len(self._clients.index), self._clients.own_rows, self._clients.model.size
         kinds, workspace = self._kinds if keep else [], self._clients.workspace
         matrices = {kind: empty_rows(n, self._x, workspace) for kind in kinds}
@@ -236,6 +257,7 @@ class Run:
 
         values = self._carry_out(store, None if self.moves_own() else matrices.get("displacement"))
         if self.moves_own():
+            values.check()
             rows.put(self._clients.index, own)
         return matrices, values
 
@@ -244,7 +266,8 @@ class Run:
         key = np.asarray([first, *weights], dtype=np.float64).tobytes()
 
         def rows(begin: int, end: int) -> list[Tensor]:
-            matrices, _ = self.part(begin - first, end - first).everything()
+            matrices, numbers = self.part(begin - first, end - first).everything()
+            numbers.check()
             return [matrices[kind] for kind in self._kinds]
 
         if self._sums is None or self._sums[0] != key:
@@ -265,11 +288,11 @@ class Run:
         def norms(chunk: Chunk, made: ChunkGradients | ChunkWalk) -> None:
             out[chunk.places] = to_numpy(sum_squares(made.result(kind)[:, :size], scale))
 
-        self._carry_out(norms)
+        self._carry_out(norms).check()
         return out
 
-    def _carry_out(self, use: Callable[[Chunk, Any], None], room: Tensor | None = None) -> Losses:
-        """Make and use every chunk's vectors; raise at the end for those that are not finite."""
+    def _carry_out(self, use: Callable[[Chunk, Any], None], room: Tensor | None = None) -> Numbers:
+        """Make and use every chunk's vectors, and return two numbers of every client."""
         numbers, clients = self._x.new_zeros(len(self._clients.index), 2), self._clients
 
         def one(chunk: Chunk) -> None:
@@ -279,10 +302,7 @@ class Run:
             use(chunk, made)
 
         map_in_threads(one, clients.chunks(self._batch), clients.independent)
-        found = to_numpy(numbers)  # copied at once
-        for values, what in zip(found.T, self.what, strict=True):
-            clients.require_finite(values, what)
-        return found[:, 0].copy()
+        return Numbers(clients, numbers, self.what)
 
 
 class GradientRun(Run):
@@ -359,7 +379,9 @@ class RemadeVectors(InProcessVectors):
 
     @override
     def dense(self) -> Tensor:  # whatever the memory bound says
-        return self._run.everything()[0][self._kind]
+        matrices, numbers = self._run.everything()
+        numbers.check()
+        return matrices[self._kind]
 
     @override
     def of_chunk(self, chunk: Chunk) -> Tensor:
