@@ -19,6 +19,7 @@ from experiments.harness.network_runs import run_all
 from experiments.harness.network_task import (
     ALONE,
     BASE,
+    BESIDE,
     COPIES,
     FAIR,
     FAIR_MEAN,
@@ -190,6 +191,7 @@ def differences_table(
                  (PLAIN_OURS, MEAN),
                  (copied(FAIR_MEAN), copied(MEAN)), (COPIED_OURS, COPIED_BASE),
                  (COPIED_OURS, copied(PLAIN_OURS)), (COPIED_OURS, COPIED_TUNED)]  # fmt: skip
+    explained += [(FAIR, m) for m in BESIDE] + [(MOMENTUM, m) for m in BESIDE]
     kinds = ("shares", "offsets", "all")
     explained += [(own_row(m, more, preferred), own_row(m, less, preferred))
                   for m in preferred for less, more in pairwise(kinds)]  # fmt: skip

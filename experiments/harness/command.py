@@ -1,4 +1,4 @@
-"""The commands of ``python -m experiments``: list, run, edges, plans and page."""
+"""The commands of ``python -m experiments``: list, run, edges, tables, plans and page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from equifed.runs import apply_override, unknown
 from experiments.harness.edges import stored_choices
 from experiments.harness.experiment import EXPERIMENTS, Outcome
+from experiments.harness.kept import find_differences
 from experiments.harness.page import PAGE, name_standing, page, read_record
 from experiments.harness.plan import find_broken
 from experiments.harness.running import reproduce
@@ -47,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     edges = commands.add_parser("edges", help="Name chosen settings at the edge of their tries.")
     edges.add_argument("names", nargs="*", metavar="NAME", help="Which experiments; none: all.")
     edges.set_defaults(do=_edges)
+    tables = commands.add_parser("tables", help="Compare stored tables with those of kept values.")
+    tables.add_argument("names", nargs="*", metavar="NAME", help="Which experiments; none: all.")
+    tables.set_defaults(do=_tables)
     plans = commands.add_parser("plans", help="Compare confirmatory results with their plans.")
     plans.set_defaults(do=_plans)
     written = commands.add_parser("page", help="Write the page about the stored results.")
@@ -84,6 +88,21 @@ def _edges(given: argparse.Namespace) -> bool:
     print(f"{len(judged)} chosen settings of {len({one.experiment for one in judged})} experiments "
           f"were judged, {len(found)} lie at an edge.")  # fmt: skip
     return bool(found)
+
+
+def _tables(given: argparse.Namespace) -> bool:
+    """Make tables again of what is kept of their runs; tell whether one is another."""
+    made, lacking, wrong = [], [], 0
+    for name in given.names or [name for name in EXPERIMENTS if read_record(name)]:
+        if name not in EXPERIMENTS:
+            raise ValueError(unknown("experiment", name, EXPERIMENTS))
+        found = find_differences(name)
+        (lacking if found is None else made).append(name)
+        print("\n".join(f"{name}: {one}" for one in found or []), end="\n" if found else "")
+        wrong += len(found or [])
+    print(f"Made again of kept values: {', '.join(made) or 'none'}; {wrong} lines differ.")
+    print(f"No values are kept of: {', '.join(lacking) or 'none'}.")
+    return bool(wrong)
 
 
 def _plans(given: argparse.Namespace) -> bool:

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 Settings = dict[str, Any]
 Cell = str | float | int | bool | None
+REMAKING: ContextVar[bool] = ContextVar("remaking", default=False)
+"""Whether tables are made again of what is kept: nothing is loaded, prepared or run."""
 
 
 @dataclass(frozen=True)

@@ -248,8 +248,14 @@ def split_again(
 
 @lru_cache(maxsize=2)  # tries of one data set come one after another
 def pool(data: str, clients: str | None = None) -> Federation:
-    """Return a data set with all samples of every client for training."""
-    whole = load(data) if clients is None else load(data, clients=clients)
+    """Return a data set with all samples of every client for training.
+
+    ``"fashion-three, all images"`` is :func:`fashion_three_whole`.
+    """
+    if data == "fashion-three, all images":
+        whole = fashion_three_whole()
+    else:
+        whole = load(data) if clients is None else load(data, clients=clients)
     parts = list(whole.splits().values())
     samples = {
         name: tuple(np.concatenate(columns) for columns in

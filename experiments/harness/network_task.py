@@ -37,7 +37,10 @@ MEASURED = ("shares", "offsets", "all")
 """Of these the kinds that are fitted to training samples alone."""
 MAJORITY = "test, majority class"
 FOLDS = 5
-BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "ours"
+BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "tuned SCAFF-PD", "ours"
+PRINTED = "SCAFF-PD as printed"
+BESIDE = (PRINTED, *(f"{m}, server momentum" for m in ("AFL", "q-FFL", "DRFA")))
+"""What stands beside our form of SCAFF-PD: the paper's, and rivals with its server momentum."""
 MEAN, FAIR_MEAN = f"{MOMENTUM}, averaged", f"{FAIR}, averaged"
 PLAIN_OURS = f"{OURS} with FedAvg"
 """All of ours but the fair objective and the correction for drift."""

@@ -29,8 +29,10 @@ were stored.
 
 Published claims by experiment, those with the most disagreements first.
 """
-MISSING = """Not run: SCAFF-PD's Tables 1, 2 and 4 on TinyImageNet, and its Fig. 1;
-DRFA's Fig. 1 c (seconds over a network); RC-FL's Fig. 1 with all 7,000 images of a class."""
+MISSING = """Not run: SCAFF-PD's Tables 1, 2 and 4 on TinyImageNet; DRFA's Fig. 1 c (seconds over a
+network). Figures without numbers in the text, judged in a README: SCAFF-PD's Fig. 1
+([scaff-pd-cifar100](../experiments/scaff-pd-cifar100/README.md): holds), SCAFF-PD-IA's Fig. 4
+([ia-mnist](../experiments/ia-mnist/README.md): one of two statements holds)."""
 
 
 def page() -> str:

@@ -43,6 +43,7 @@ from equifed.runs import (
 from equifed.training import TrainingError, lock_folder
 from experiments.harness.experiment import (
     EXPERIMENTS,
+    REMAKING,
     ROOT,
     Context,
     Outcome,
@@ -50,6 +51,7 @@ from experiments.harness.experiment import (
     Table,
     definition,
 )
+from experiments.harness.kept import NAMES, keep, read_histories, read_names
 from experiments.harness.plan import Standing, stand
 
 if TYPE_CHECKING:
@@ -57,9 +59,6 @@ if TYPE_CHECKING:
 
 Histories = dict[str, dict[int, History]]
 """Complete runs by variant and seed."""
-
-NAMES = "names.json"
-"""Beside the run folders: which run each is of."""
 
 Prepare = Callable[[Run], Run]
 """Changes a run in a way that no configuration can say: another measure, another algorithm."""
@@ -98,6 +97,7 @@ def reproduce(
         started = time.perf_counter()
         standing = stand(name, out, full=not quick and not changes)
         outcome: Outcome = EXPERIMENTS[name].module.run(context)
+        outcome = replace(outcome, problems=[*outcome.problems, *keep(out)])
         counted = count_runs(out, settings)
         if counted.rows:
             outcome = replace(outcome, tables={**outcome.tables, "runs": counted})
@@ -135,6 +135,8 @@ def run_by_seed(
     prepare: Prepare | None = None,
 ) -> tuple[Histories, list[str]]:
     """Run what is missing of every seed's own variants, all together."""
+    if REMAKING.get():
+        return read_histories(context.out, variants), []
     jobs = [
         make_job(name, configured(context.settings, variant, seed), seed,
             context.out / "runs" / slug(name) / f"seed-{seed}")
@@ -179,15 +181,10 @@ def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[s
 
 def _remember(out: Path, jobs: Sequence[Job]) -> None:
     """Write down which run every folder is of, beside what is there: also runs of earlier grids."""
-    known = _remembered(out)
+    known = read_names(out)
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(known | {one.folder.parent.name: one.name for one in jobs}, indent=0)
     (out / NAMES).write_text(text, encoding="utf-8")
-
-
-def _remembered(out: Path) -> dict[str, str]:
-    file = out / NAMES
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def count_runs(out: Path, settings: Settings) -> Table:
@@ -200,7 +197,7 @@ def count_runs(out: Path, settings: Settings) -> Table:
     methods = {m for one in tables for m in (*one.get("methods", ()), *one.get("variants", ()))}
     counts: dict[str, list[int]] = {}
     for part in (out, *sorted(file.parent for file in out.glob(f"*/{NAMES}"))):
-        for folder, name in _remembered(part).items():
+        for folder, name in read_names(part).items():
             method = max((m for m in methods if m in name), key=len, default=name)
             title = method if part == out else f"{method}, {part.name}"
             runs = list((part / "runs" / folder).glob("seed-*/config.toml"))
@@ -312,12 +309,14 @@ def compute_parts(context: Context, parts: Mapping[str, Part]) -> dict[str, Any]
         raise ValueError(f"jobs must be at least 1, got {context.jobs}.")
     files = {name: context.out / "runs" / f"{name}.json" for name in parts}
     left = [name for name, path in files.items() if not path.exists()]
-    for name in parts.keys() - set(left):
+    for name in parts.keys() - set(left) if not REMAKING.get() else ():
         if _read(files[name])["given"] != parts[name].given:
             raise ValueError(
                 f"{files[name]} was computed with other settings; choose another folder, or "
                 "delete that file."
             )
+    if left and REMAKING.get():
+        raise ValueError(f"Nothing is kept of {', '.join(left)}.")
     if left:
         (context.out / "runs").mkdir(parents=True, exist_ok=True)
     calls = [(files[n], _experiment(parts[n]), parts[n].function.__name__, parts[n].given)

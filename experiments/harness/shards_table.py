@@ -23,7 +23,7 @@ from experiments.harness.network_task import Result, with_samples
 
 Array = NDArray[np.float64]
 Found = Mapping[str, Mapping[int, Result]]
-SOURCE, BASE, OURS = "FedMDFG (Pan et al. 2023)", "FedAvg", "SCAFF-PD"
+SOURCE, BASE, OURS = "FedMDFG (Pan et al. 2023)", "FedAvg", "tuned SCAFF-PD"
 GIVEN = "FedAvg, lr 0.1"
 """FedAvg with a step size that was not chosen, where the chosen one diverges in a seed."""
 

@@ -20,6 +20,7 @@ from experiments.harness.network_runs import run_all
 from experiments.harness.network_task import (
     ALONE,
     BASE,
+    BESIDE,
     FAIR,
     FAIR_MEAN,
     MAJORITY,
@@ -135,6 +136,7 @@ def differences_table(found: Found) -> Table:
     """Return what ours has more than every other method, then what explains it."""
     pairs = [(OURS, m) for m in found if m != OURS]
     pairs += [(FAIR, BASE), (FAIR, MOMENTUM), (MEAN, MOMENTUM), (FAIR_MEAN, FAIR)]
+    pairs += [(FAIR, m) for m in BESIDE] + [(MOMENTUM, m) for m in BESIDE]
     joint = f"{MEAN}, own bias"
     pairs += [(FAIR_MEAN, MEAN), (PLAIN_OURS, MEAN), (PLAIN_OURS, ALONE), (joint, MEAN)]
     after = f"{MOMENTUM}, {OWN_KINDS['bias']}"

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from experiments.harness.experiment import EXPERIMENTS, ROOT
+from experiments.harness.page import name_standing, read_record
 from experiments.harness.plan import KEPT, PLAN, find_broken, stand
 
 
@@ -92,3 +94,11 @@ def test_stored_results_whose_plan_was_changed_are_named(root: Path) -> None:
     assert "another" in find_broken({"one": {"standing": asdict(first)}}, root)[0]
     forged = {**asdict(first), "commit": "0" * 40}
     assert "no ancestor" in find_broken({"one": {"standing": forged}}, root)[-1]
+
+
+def test_every_exploratory_table_says_so_in_its_readme() -> None:
+    stored = {name: record for name in EXPERIMENTS if (record := read_record(name))}
+    assert stored
+    for name, record in stored.items():
+        text = (ROOT / name / "README.md").read_text(encoding="utf-8")
+        assert ("*Exploratory: " in text) == (name_standing(record) == "exploratory"), name
