@@ -177,9 +177,8 @@ class Items:
         chosen = rest[0] if features is None else features
         wanted = [target, *([chosen] if isinstance(chosen, str) else chosen)]
         if odd := [name for name in wanted if name not in known]:
-            raise DataError(
-                f"{self.who}: there is no column {odd[0]!r}; there are {', '.join(known)}."
-            )
+            text = f"{self.who}: there is no column {odd[0]!r}; there are {', '.join(known)}."
+            raise DataError(text, text)
         return chosen, target
 
     def _stack(self, values: Any, where: str, start: int) -> Array:

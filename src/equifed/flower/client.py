@@ -9,18 +9,20 @@ from __future__ import annotations
 import errno
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
-from equifed.data.split import DataError
+from equifed.data.fields import Layout, Packed, compare_layouts
+from equifed.data.items import take_items
+from equifed.data.reading import Named
+from equifed.data.split import DataError, Holdout
 from equifed.flower.account import Waiting
 from equifed.flower.budget import Refused
 from equifed.flower.memory import LostPart
@@ -43,6 +45,8 @@ from equifed.privacy.site import Unanswered
 
 LOADED = 64
 """Clients that one process keeps: a simulation runs many nodes in one."""
+
+AGREED = "what [data] of the app agreed on"
 
 SEE_LOG = "see the client's log"
 
@@ -80,7 +84,8 @@ def make_client_app(
         if key not in loaded:
             data = load_data(context)
             if not isinstance(data, SiteData):
-                data = to_federation(data, name_site(node, context.node_id), classes)
+                name = name_site(node, context.node_id)
+                data = to_federation(data, name, classes, task.samples)
             loaded[key] = Client(
                 data,
                 task,
@@ -170,19 +175,23 @@ def explain_failure(error: Exception) -> str:
     return "no space is left on the disk" if full else type(error).__name__
 
 
-def to_federation(value: Any, name: str, classes: int | None = None) -> Federation:
+def to_federation(
+    value: Any, name: str, classes: int | None = None, samples: Layout | None = None
+) -> Federation:
     """Return the data of one client as a federation of one.
 
     Parameters
     ----------
     value : Federation, (X, y), mapping or dataset
         A federation with one client is taken as it is (its name too); a mapping has ``(X, y)`` or
-        a dataset under "train" and, where there are any, "validation" and "test"; a dataset has
-        ``len()`` and gives ``(features, target)`` for a position.
+        a dataset under "train" and, where there are any, "validation" and "test". X and datasets
+        are as for :meth:`equifed.Federation.from_clients`.
     name : str
         The client's name.
     classes : int, optional
         Number of classes of the whole federation.
+    samples : Layout, optional
+        The agreed arrays of a sample; sequences are filled up to the agreed length.
 
     Examples
     --------
@@ -195,6 +204,8 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
                 f"load_data must return the data of one client, got a federation of {len(value)}; "
                 "choose one with federation.subset([i])."
             )
+        if samples is not None:
+            compare_layouts(samples, value.layout, "its X", AGREED)
         return value
     parts = value if isinstance(value, Mapping) else {"train": value}
     if "train" not in parts or not set(parts) <= set(SPLITS):
@@ -202,21 +213,25 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
             f"load_data must return (X, y) or a mapping with 'train' and possibly 'validation' and "
             f"'test', got the keys {sorted(map(str, parts))}."
         )
-    pairs = {label: {name: _to_arrays(part)} for label, part in parts.items()}
-    validation, test = pairs.get("validation"), pairs.get("test")
+    held: dict[str, Any] = {label: {name: part} for label, part in parts.items()}
+    titles: tuple[str, ...] = ()
+    if samples is not None:
+        named = _name_columns(parts["train"], samples)
+        held, _, titles = take_items(held, named, Holdout(), samples.whole, None, loose=True)
+        for label, part in held.items():
+            if isinstance(part[name], Sequence) and len(part[name]) > 1:
+                rows = samples.pack(part[name][0], f"its {label} X", AGREED)
+                held[label] = {name: (Packed(rows, samples), *part[name][1:])}
     return Federation.from_clients(
-        pairs["train"], validation=validation, test=test, classes=classes
-    )
+        held["train"], validation=held.get("validation"), test=held.get("test"),
+        classes=classes or len(titles) or None, class_names=titles,
+    )  # fmt: skip
 
 
-def _to_arrays(part: Any) -> tuple[Any, Any]:
-    """Return ``(X, y)`` of a pair, or of a dataset object by reading all of it."""
-    if isinstance(part, tuple | list) and len(part) == 2:
-        return part[0], part[1]
-    if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
-        raise DataError(
-            f"load_data must return (X, y) or a dataset with len() and positions, got a "
-            f"{type(part).__name__}."
-        )
-    inputs, targets = zip(*(part[k] for k in range(len(part))), strict=True)
-    return np.stack(list(map(np.asarray, inputs))), np.stack(list(map(np.asarray, targets)))
+def _name_columns(part: Any, samples: Layout) -> Named:
+    """Return which columns are the agreed arrays, for a data set whose items have names."""
+    found = None if isinstance(part, Sequence) or not hasattr(part, "__getitem__") else part[0]
+    if not samples.named or not isinstance(found, Mapping):
+        return Named()
+    added = None if samples.padding is None else samples.padding.mask
+    return Named(features=[one.name for one in samples.fields if one.name != added])

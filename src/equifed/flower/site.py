@@ -192,13 +192,20 @@ class SiteData:
 
 
 def read_arrays(path: str | Path) -> dict[str, Any]:
-    """Return the splits of an ``.npz`` file with ``X_train``, ``y_train`` and perhaps others."""
+    """Return the splits of an ``.npz`` file with ``X_train``, ``y_train`` and perhaps others.
+
+    Of samples of several arrays every one has its name: ``X_train.tokens``, ``X_train.mask``.
+    """
     parts = {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for split in ("train", "validation", "test"):
-                if f"X_{split}" in arrays:
-                    parts[split] = (arrays[f"X_{split}"], arrays[f"y_{split}"])
+                named = {
+                    key.partition(".")[2]: key for key in arrays if key.startswith(f"X_{split}.")
+                }
+                x = {name: arrays[key] for name, key in named.items()}
+                if x or f"X_{split}" in arrays:
+                    parts[split] = (x or arrays[f"X_{split}"], arrays[f"y_{split}"])
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"Cannot read {path} as arrays: {error}.") from None
     if "train" not in parts:
