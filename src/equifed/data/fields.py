@@ -115,7 +115,7 @@ class Layout:
         odd = [
             f for f in self.fields if f.kind not in WORDS.values() or min(f.shape, default=1) < 1
         ]
-        refuse(odd, lambda one: f"{one} is no array of a sample")
+        refuse(odd, lambda one: f"{one} is not an array of a sample")
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
@@ -147,15 +147,17 @@ class Layout:
 
     def pack(self, given: Any, here: str = "X", there: str = "the model's samples") -> Array:
         """Return samples of this layout as rows, or say in what they are unlike it."""
-        if self.padding is not None:
+        names = {one.name for one in self.fields}
+        added = None if self.padding is None else self.padding.mask
+        complete = isinstance(given, Mapping) and names <= {*map(str, given), added}
+        if self.padding is not None and (complete or not self.named):
             columns, named = name_columns(given)
             longest = {one.name: one.shape[0] for one in self.fields if len(one.shape) == 1}
             columns = self.padding.apply(columns, longest, here)
             given = columns if named else tuple(columns.values())
         if not isinstance(given, Mapping if self.named else tuple):
-            what = "a mapping of these arrays" if self.named else "a tuple of these arrays"
-            got = type(given).__name__
-            raise _unlike(f"{here}: a sample is {self}; give {what}, got {got}.")
+            what = f"a {'mapping' if self.named else 'tuple'} of these arrays"
+            raise _unlike(f"{here}: a sample is {self}; give {what}, got {type(given).__name__}.")
         rows, layout = pack(given, here)
         if layout is not None:
             self.compare(layout, here, there)
@@ -164,13 +166,11 @@ class Layout:
     def compare(self, other: Layout, here: str, there: str) -> None:
         """Refuse samples ``here`` that are not of the layout that those ``there`` have."""
         mine, theirs = ({f.name: f for f in layout.fields} for layout in (self, other))
-        for held, others, has in ((mine, theirs, "lacks"), (theirs, mine, "has")):
-            if odd := [repr(name) for name in held if name not in others]:
-                other = "has" if has == "lacks" else "lacks"
-                raise _unlike(
-                    f"{here} {has} {', '.join(odd)}, which {there} {other}; it has "
-                    f"{', '.join(others)}. Give all samples the same arrays."
-                )
+        both = (mine, theirs, "lacks", "has"), (theirs, mine, "has", "lacks")
+        for held, others, is_so, there_is in both:
+            if odd := ", ".join(repr(name) for name in held if name not in others):
+                told = f"which {there} {there_is}; it has {', '.join(others)}"
+                raise _unlike(f"{here} {is_so} {odd}, {told}. Give all samples the same arrays.")
         for name in mine:
             if mine[name] != theirs[name]:
                 raise _unlike(

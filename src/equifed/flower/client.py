@@ -46,7 +46,7 @@ from equifed.privacy.site import Unanswered
 LOADED = 64
 """Clients that one process keeps: a simulation runs many nodes in one."""
 
-AGREED = "what [data] of the app agreed on"
+AGREED = "[data] of the app"
 
 SEE_LOG = "see the client's log"
 
