@@ -27,6 +27,8 @@ from equifed.flower.handshake import StartError, describe_difference
 from equifed.flower.rehearsal import make_plan
 from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import Schema
+from equifed.privacy.budget import Bounds
+from equifed.privacy.site import Unanswered
 from equifed.runs.load import load_predictor
 from equifed.runs.schema import ConfigError
 from equifed.training.history import History
@@ -265,6 +267,13 @@ def test_data_sets_loaders_and_tokens_are_filled_up_alike() -> None:
         np.testing.assert_array_equal(found.train.inputs, wanted.inputs)
         np.testing.assert_array_equal(found.train.targets, wanted.targets)
     assert to_federation(made, "north", None, samples).class_names == ("low", "middle", "high")
+
+
+def test_a_site_with_a_budget_refuses_several_arrays() -> None:
+    data = to_federation(DRAWN[0]["north"], "north", 3, configure(PADDED).samples)
+    bounds = Bounds(epsilon=2.0, rows=1.0, loss=2.0, rounds=5)
+    with pytest.raises(Unanswered, match="samples must be single arrays"):
+        configure(PADDED).build_task().build_private(data, bounds)
 
 
 def test_what_a_site_says_of_its_arrays_is_read_back_and_compared() -> None:
