@@ -370,8 +370,8 @@ def as_array(value: Any, where: str) -> Array:
             array = np.asarray(value, dtype=object)  # 1 and "1" in one list stay what they are
     except Exception as error:  # whatever a foreign __array__ raises
         raise DataError(
-            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); rows of "
-            "unequal length must be padded or cut to one length."
+            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); convert it, "
+            "rows of unequal length must be padded or cut to one length."
         ) from None
     if array.ndim == 0:
         raise DataError(

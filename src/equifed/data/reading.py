@@ -197,8 +197,8 @@ class Items:
 
     def _unequal(self, item: int, shape: tuple[int, ...], first: tuple[int, ...]) -> DataError:
         return DataError(
-            f"{self.who}: item {item} has the shape {shape}, earlier ones {first}; pad, cut or "
-            "resize all items to one shape (a tokenizer's padding='max_length', a transform)."
+            f"{self.who}: item {item} has the shape {shape}, earlier ones {first}; pad (pad=0 "
+            "fills up sequences), cut or resize all items to one shape."
         )
 
 
