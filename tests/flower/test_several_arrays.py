@@ -133,8 +133,7 @@ def run(config: AppConfig, folder: Path, load: Callable[[str], Any], **more: Any
 
 
 def simulate(**more: Any) -> History:
-    train_on, test_on = ({n: (fill(x), y) for n, (x, y) in part.items()} for part in DRAWN)
-    federation = Federation.from_clients(train_on, test=test_on, classes=3)
+    federation = make_federation()
     module = make_reader(federation.input_shape, 3)
     clients = LoopClients(federation, module, "cross_entropy", l2=0.01, **more)
     algorithm = configure(PADDED).build_algorithm(list(SIZES.values()))
@@ -170,6 +169,19 @@ def test_a_federation_is_the_loop_engine_to_the_bit(
     assert any(split == "test" for _, split, _ in told)
     for one in found.metrics:
         np.testing.assert_array_equal(one.values, told[one.round, one.split, one.metric])
+
+
+def make_federation() -> Federation:
+    """Return all sites at once, for an app that is tried out."""
+    train_on, test_on = ({n: (fill(x), y) for n, (x, y) in part.items()} for part in DRAWN)
+    return Federation.from_clients(train_on, test=test_on, classes=3)
+
+
+def test_a_named_data_set_needs_no_description(tmp_path: Path) -> None:
+    config = configure({"name": f"{HERE}:make_federation"})
+    places = {name: k for k, name in enumerate(SIZES)}
+    found = run(config, tmp_path, lambda name: config.load_site({"partition-id": places[name]}))
+    assert differ(found, simulate()) == 0.0
 
 
 def test_hidden_sums_of_several_arrays_agree_to_rounding(tmp_path: Path) -> None:
