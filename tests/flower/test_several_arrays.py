@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings, read_layout
 from equifed.flower.client import make_client_app, to_federation
 from equifed.flower.handshake import StartError, describe_difference
-from equifed.flower.rehearsal import make_plan
+from equifed.flower.rehearsal import make_plan, sign_run
 from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import Schema
 from equifed.privacy.budget import Bounds
@@ -32,6 +33,7 @@ from equifed.privacy.site import Unanswered
 from equifed.runs.load import load_predictor
 from equifed.runs.schema import ConfigError
 from equifed.training.history import History
+from equifed.training.keys import make_key
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long
@@ -352,6 +354,24 @@ def test_files_and_statistics_name_the_arrays(tmp_path: Path) -> None:
     told = describe_arrays(read, shown=True)["columns"]
     assert list(told) == ["age 1", *(f"{n} {k + 1}" for n in ("mask", "tokens") for k in range(6))]
     np.testing.assert_allclose(told["mask 2"]["mean"], x["mask"][:, 1].mean())
+
+
+def test_an_operator_signs_the_plan_of_an_app_with_its_own_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites and server import the app; so must whoever rehearses its plan."""
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (package := tmp_path / "reading_app").mkdir()
+    (package / "net.py").write_text(f"from {HERE} import make_reader\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.flwr.app.config]\nclients = 4\n")
+    kinds = ", ".join(f'{name} = "{kind}"' for name, kind in NAMED.items())
+    (package / "equifed.toml").write_text(
+        f'rounds = 1\nalgorithm = "fedavg"\nmodel = "reading_app.net:make_reader"\n'
+        f"data = {{ classes = 3, arrays = {{ {kinds} }} }}\n"
+    )
+    make_key(tmp_path, "anna")
+    _, told = sign_run(tmp_path, [], tmp_path / "anna.key", None)
+    assert any("model reading_app.net:make_reader" in line for line in told)
 
 
 def test_the_description_on_the_page_is_read() -> None:

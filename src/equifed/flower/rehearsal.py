@@ -29,7 +29,7 @@ from equifed.flower.messenger import SecureSums
 from equifed.flower.plan import Plan, pack_plan, read_plan, sign_plan
 from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
 from equifed.flower.server import FlowerClients
-from equifed.flower.site import Privacy
+from equifed.flower.site import Privacy, import_from
 from equifed.flower.task import Schema, Task
 from equifed.flower.wire import Request
 from equifed.flower.worker import Client, Worker
@@ -271,6 +271,7 @@ def sign_run(
     folder: Path, given: Sequence[str], key: Path, members: Path | None
 ) -> tuple[str, list[str]]:
     """Return the signed plan of an app with these settings as one word, and the plan in words."""
+    import_from(folder)
     (path,) = folder.glob("*/equifed.toml")
     told = {**read_app_settings(folder), **parse_node_config(" ".join(given))}
     config, settings = AppConfig.read(path), FederationSettings.from_run_config(told)
@@ -278,8 +279,9 @@ def sign_run(
     return pack_plan(sign_plan(plan, read_private(key))), plan.describe()
 
 
-def sign_more_rounds(out: Path, given: Sequence[str], key: Path) -> str:
-    """Return the signed plan of a run that goes on with more rounds, as one word."""
+def sign_more_rounds(folder: Path, out: Path, given: Sequence[str], key: Path) -> str:
+    """Return the signed plan of an app's run that goes on with more rounds, as one word."""
+    import_from(folder)
     kept, changes = Kept(out), parse_node_config(" ".join(given))
     config, plan = AppConfig.from_dict(kept.told["config"]), read_plan(kept.told["plan"]["text"])
     rounds = max(int(changes.get("rounds", 0)), plan.rounds)

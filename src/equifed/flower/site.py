@@ -57,7 +57,7 @@ class Site:
         settings: dict[str, Any] = {}
         if Path(self.app).is_dir():
             address, settings = _read_app(Path(self.app))
-            sys.path.insert(0, str(Path(self.app).absolute()))
+            import_from(Path(self.app))
         module, _, name = address.partition(":")
         if not module or not name:
             raise SiteError(
@@ -71,6 +71,11 @@ class Site:
         if not isinstance(app, ClientApp):
             raise SiteError(f"{address} is a {type(app).__name__}, not a ClientApp.")
         return app, settings
+
+
+def import_from(folder: Path) -> None:
+    """Let the code of an app be imported, a model of its own for instance."""
+    sys.path.insert(0, str(folder.absolute()))
 
 
 def _read_app(folder: Path) -> tuple[str, dict[str, Any]]:
