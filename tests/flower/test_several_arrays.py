@@ -310,6 +310,13 @@ def test_what_a_site_says_of_its_arrays_is_read_back_and_compared() -> None:
     assert "input_dtype is float32 and float64" in told
 
 
+def test_a_token_without_an_embedding_is_told_without_its_value(tmp_path: Path) -> None:
+    odd = {**X, "tokens": [*X["tokens"][:-1], [WORDS + 33]]}, Y
+    with pytest.raises(StartError, match="train tokens hold numbers that the model has no") as one:
+        run(configure(PADDED), tmp_path, lambda n: odd if n == "south" else DRAWN[0][n])
+    assert "south: data:" in str(one.value) and str(WORDS + 33) not in str(one.value)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -337,6 +344,9 @@ def test_a_hello_with_impossible_arrays_is_none(damage: dict[str, Any]) -> None:
         ({"pad": 0}, "data.pad: goes with 'arrays'"),
         ({"arrays": {"a": "int 3"}, "mask": "m"}, "data.mask: goes with 'pad'"),
         ({"arrays": {"a": "int 3"}, "pad": 0, "mask": "m"}, "'m' is none of the arrays"),
+        ({"arrays": {"a": "int 3"}, "pad": {"b": 0}}, "'b' is none of the arrays"),
+        ({"arrays": {"a": "int 3"}, "pad": {"a": "x"}}, "data.pad must be a number, .* got 'x'"),
+        ({"arrays": {"a": "int 3"}, "pad": True}, "data.pad must be a number, .* got True"),
     ],
 )
 def test_a_description_that_cannot_be_names_the_key(data: dict[str, Any], message: str) -> None:

@@ -47,6 +47,7 @@ from equifed.runs.schema import (
     choose,
     construct,
     describe_fields,
+    mismatch,
     settings,
 )
 from equifed.training.final_model import GiveOut, StopWhen
@@ -279,8 +280,14 @@ def read_layout(told: Any, padding: Padding | None = None) -> Layout:
         if not re.fullmatch(r"(bool|int|float)( [1-9]\d*( x [1-9]\d*)*)?", str(text)):
             cure = "write bool, int or float and the shape: 'int 128', 'float 3 x 32 x 32'"
             raise ConfigError([f"data.arrays.{name} is {text!r:.60}; {cure}"])
-    if padding is not None and named and padding.mask not in (None, *given):
-        raise ConfigError([f"data.mask: {padding.mask!r} is none of the arrays; describe it, too"])
+    if padding is not None:
+        fill = padding.fill if isinstance(padding.fill, Mapping) else {None: padding.fill}
+        if odd := [value for value in fill.values() if mismatch(value, float)]:
+            raise ConfigError(
+                [f"data.pad must be a number, or numbers by name; got {odd[0]!r:.60}"]
+            )
+        if odd := [n for n in (*fill, padding.mask) if named and n not in (None, *given)]:
+            raise ConfigError([f"data.pad, data.mask: {odd[0]!r:.60} is none of the arrays"])
     kinds = {name: WORDS[text.split()[0]] for name, text in given.items()}
     shapes = {name: tuple(map(int, re.findall(r"\d+", given[name]))) for name in given}
     fields = [Field(name, shapes[name], kinds[name]) for name in given]
