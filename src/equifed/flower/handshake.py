@@ -13,8 +13,6 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from equifed.data.fields import compare_layouts
-from equifed.data.split import DataError
 from equifed.flower.mailbox import Answers, Deadlines, Exchange, Failure, Mailbox
 from equifed.flower.plan import read_plan
 from equifed.flower.secure.masking import Signer
@@ -179,11 +177,9 @@ def check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
 def describe_difference(first: Hello, other: Hello) -> str:
     """Say where the data of two clients differ, and what to do; nothing if they do not."""
     a, b = first.schema.to_dict(), other.schema.to_dict()
-    try:
-        here, there = f"{other.name}: a sample", f"{first.name}: a sample"
-        compare_layouts(first.schema.layout, other.schema.layout, here, there)
-    except DataError as error:
-        return str(error)
+    unlike = first.schema.compare_samples(other.schema, first.name, other.name)
+    if unlike:
+        return unlike
     if a["names"] and b["names"] and a["names"] != b["names"]:
         return (
             f"{_compare_lists(first, other, 'column', a['names'], b['names'])}. Bring both files "

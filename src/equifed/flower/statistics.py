@@ -71,10 +71,6 @@ def describe_arrays(federation: Federation, shown: bool) -> Told:
     flat = inputs.reshape(len(inputs), -1).astype(np.float64)
     prepared = federation.preparation
     names: Sequence[str] = () if prepared is None else prepared.feature_names
-    if federation.layout is not None:
-        spans = federation.layout.spans()
-        names = [f"{f.name} {k + 1}" for f, at in spans for k in range(at.stop - at.start)][:200]
-        flat = flat[:, :200]
     if len(names) != flat.shape[1]:
         names = [f"feature {k + 1}" for k in range(min(flat.shape[1], 200))]
     told["columns"] = {name: describe_values(flat[:, k].tolist()) for k, name in enumerate(names)}

@@ -17,7 +17,8 @@ from typing_extensions import override
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.data.fields import Layout, Packed
+from equifed.data.fields import Layout, Packed, compare_layouts
+from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
 from equifed.models.flat import Penalise
@@ -100,6 +101,15 @@ class Schema:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self)
+
+    def compare_samples(self, other: Schema, name: str, other_name: str) -> str:
+        """Say in which arrays another client's samples differ; nothing if they do not."""
+        try:
+            here, there = f"{other_name}: a sample", f"{name}: a sample"
+            compare_layouts(self.layout, other.layout, here, there)
+        except DataError as error:
+            return str(error)
+        return ""
 
     def make_placeholder(self) -> Federation:
         """Return two samples of zeros of this kind, enough to build the model on the server."""
