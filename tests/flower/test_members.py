@@ -184,7 +184,7 @@ def test_load_data_may_return_pairs_mappings_datasets_and_federations() -> None:
     [
         (convex(2), "the data of one client, got a federation of 2"),
         ({"test": ((), ())}, "a mapping with 'train'"),
-        (7, r"expected a pair \(X, y\), got int"),
+        (7, "expected a pair .X, y., got int"),
     ],
 )
 def test_load_data_that_returns_anything_else_is_told_so(value: Any, message: str) -> None:

@@ -184,8 +184,7 @@ def to_federation(
     ----------
     value : Federation, (X, y), mapping or dataset
         A federation with one client is taken as it is (its name too); a mapping has ``(X, y)`` or
-        a dataset under "train" and, where there are any, "validation" and "test". X and datasets
-        are as for :meth:`equifed.Federation.from_clients`.
+        a dataset under "train" and, where there are any, "validation" and "test".
     name : str
         The client's name.
     classes : int, optional
@@ -195,6 +194,7 @@ def to_federation(
 
     Examples
     --------
+    >>> import numpy as np
     >>> to_federation((np.ones((3, 2)), np.array([0, 1, 0])), "north", classes=4).classes
     4
     """
