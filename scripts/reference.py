@@ -106,7 +106,7 @@ def write_gallery(folder: Path) -> str:
         title = text.partition("# ")[2].partition("\n")[0]
         for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+\.svg)\)", text):
             path = relative((page.parent / target).resolve(), folder)
-            lines = f"![{words}]({path})", f"[{title}]({relative(page, folder)})"
+            lines = f"![{words}]({path})", f"{words} [{title}]({relative(page, folder)})"
             shown.setdefault(path, "\n\n".join(lines))
     return "# Gallery\n\n" + "\n\n".join(shown.values()) + "\n"
 

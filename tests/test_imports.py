@@ -115,6 +115,11 @@ def test_import_and_help_load_nothing_heavy() -> None:
     assert loaded_after(command) == set()
 
 
+def test_the_first_process_of_a_node_does_without_torch() -> None:
+    """It passes messages on; torch would cost 120 MB at every site."""
+    assert "torch" not in loaded_after("import equifed.flower.node")
+
+
 @pytest.mark.parametrize("name", equifed.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(equifed, name) is not None

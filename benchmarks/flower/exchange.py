@@ -4,6 +4,7 @@
     python -m benchmarks.flower.exchange --database       # its state in a file
     python -m benchmarks.flower.exchange --stock          # Flower's SuperNodes, for comparison
     python -m benchmarks.flower.exchange --large          # a model of 100 MB, both kinds of node
+    python -m benchmarks.flower.exchange --nodes 40       # more than four: synthetic data
 
 FedAvg has one exchange per round, so the seconds of a round are those of an exchange; the first is
 left out, because the sites load their data in it. Prints one JSON line. Exit code 1 if the median
@@ -30,6 +31,9 @@ from equifed.flower.trial.deploy import Deployment, list_session
 TARGETS = {False: 1.0, True: 2.0}
 """Seconds per exchange to stay under, without and with a database."""
 
+HOSPITALS = 4
+"""Clients of the data set that is used for so few nodes."""
+
 SAME = 1e-12
 """Largest difference to the simulator that counts as the same: sums are in the same order."""
 
@@ -54,13 +58,20 @@ def edit(text: str, steps: int = 20, width: int | None = None) -> str:
 
 def measure(root: Path, nodes: int, exchanges: int, stock: bool, database: bool) -> dict[str, Any]:
     """Return the seconds of every exchange but the first, and the difference to the simulator."""
-    trial = Trial(root, nodes, exchanges + 1, "heart-disease", edit, stock, database)
+    data = "heart-disease" if nodes <= HOSPITALS else "synthetic-regression"
+
+    def change(text: str) -> str:
+        many = f'name = "synthetic-regression"\nclients = {nodes}'
+        return edit(text).replace('name = "synthetic-regression"', many)
+
+    trial = Trial(root, nodes, exchanges + 1, data, change, stock, database)
     began = time.monotonic()
     with trial.deployment as deployment:
         up = time.monotonic() - began
         before = read_cpu_seconds(deployment)
         done = deployment.run(root / "trial-app", trial.settings())
         worked = {k: v - before[k] for k, v in read_cpu_seconds(deployment).items()}
+        megabytes = read_memory(deployment)
     seconds = [float(row["seconds"]) for row in trial.rows()[1:]]
     if len(seconds) != exchanges:
         raise RuntimeError(done.stdout[-3000:])
@@ -72,16 +83,37 @@ def measure(root: Path, nodes: int, exchanges: int, stock: bool, database: bool)
         "median_s": round(statistics.median(seconds), 3),
         "slowest_s": round(max(seconds), 3),
         "cpu_s_per_exchange": {k: round(v / exchanges, 3) for k, v in worked.items()},
+        "megabytes": megabytes,
         "start_s": round(up, 1),
         "total_s": round(time.monotonic() - began, 1),
         "error": trial.error(),
     }
 
 
+def read_memory(deployment: Deployment) -> dict[str, float]:
+    """Return the megabytes of the SuperLink, of a node in the mean, and of its two processes.
+
+    Pages that processes share are counted in parts (Linux: PSS).
+    """
+
+    def read(pid: int) -> float:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return float(text.partition("\nPss:")[2].split()[0]) / 1024
+
+    assert deployment.superlink is not None
+    nodes = [node.pid for node in deployment.supernodes.values()]
+    first = sum(map(read, nodes)) / len(nodes)
+    whole = sum(read(pid) for node in nodes for pid in list_session(node)) / len(nodes)
+    told = {"superlink": read(deployment.superlink.pid), "node": whole}
+    told |= {"its first process": first, "that does the work": whole - first}
+    return {name: round(value) for name, value in told.items()}
+
+
 def read_cpu_seconds(deployment: Deployment) -> dict[str, float]:
     """Return the processor time of the SuperLink and of all nodes so far (Linux).
 
-    It says less than the clock, but depends less on what else the machine does.
+    It says less than the clock, but depends less on what else the machine does. A node's first
+    process polls, sends and receives with Flower's client; the other one does the work.
     """
 
     def read(pid: int) -> float:
@@ -89,8 +121,10 @@ def read_cpu_seconds(deployment: Deployment) -> dict[str, float]:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     assert deployment.superlink is not None
-    nodes = [pid for node in deployment.supernodes.values() for pid in list_session(node.pid)]
-    return {"superlink": read(deployment.superlink.pid), "nodes": sum(map(read, nodes))}
+    first = {node.pid for node in deployment.supernodes.values()}
+    others = {pid for node in first for pid in list_session(node)} - first
+    found = {"superlink": read(deployment.superlink.pid), "nodes": sum(map(read, first | others))}
+    return {**found, "of it the nodes' work": sum(map(read, others))}
 
 
 def measure_large(root: Path, stock: bool, width: int = 5000, rounds: int = 3) -> dict[str, Any]:

@@ -68,10 +68,17 @@ class Server:
     grid: MemoryGrid
     plan: Plan
     federation: Federation
+    memory: Path
     anybody: bool = False
+    evaluations: int = 1000
     told: dict[str, str] = field(default_factory=dict)
     asked: int = 0
     answered: int = 0
+
+    @property
+    def sites(self) -> range:
+        """Positions of the sites."""
+        return range(len(self.grid.apps))
 
     def ask(
         self,
@@ -102,7 +109,7 @@ class Server:
         """
         self.told = told or {}
         args = {"plan": told} if told and not self.anybody else {}
-        return [self.ask("hello", args, at=i) for i in range(len(self.grid.apps))][VICTIM]
+        return [self.ask("hello", args, at=i) for i in self.sites][VICTIM]
 
     def gradient(self, x: Vector, round: int, at: int = VICTIM, **more: Any) -> Reply:
         """Ask for loss and gradient at a model, as a round of the plan does."""
@@ -148,7 +155,7 @@ def serve(
         path = str(root / "policy.toml")
         grid = memory_grid(federation, config.build_task(), root / "memory", policy=path)
         plan = make_plan(config, FederationSettings(4, privacy=privacy))  # type: ignore[arg-type]
-        yield Server(grid, plan, federation, anybody)
+        yield Server(grid, plan, federation, root / "memory", anybody)
 
 
 def agree(server: Server) -> Vector:
@@ -163,7 +170,7 @@ def open_epoch(server: Server, x: Vector) -> dict[str, Any]:
 
     ``x`` is the model of all, or has one row for each.
     """
-    table, everybody = {"name": "epoch", "slots": 2}, range(len(server.grid.apps))
+    table, everybody = {"name": "epoch", "slots": 2}, server.sites
     for i, row in zip(everybody, np.broadcast_to(x, (len(everybody), server.size)), strict=True):
         server.gradient(row, 1, at=i)
     keys = {str(i): server.ask("keys", {"mask": table}, at=i).numbers for i in everybody}
@@ -186,7 +193,7 @@ def read_sum(server: Server, x: Vector) -> Vector:
     ``x`` is the model of all, or has one row for each.
     """
     agree(server)
-    table, everybody = open_epoch(server, x), range(len(server.grid.apps))
+    table, everybody = open_epoch(server, x), server.sites
     mask = {**table, "weights": {str(i): 1 / len(everybody) for i in everybody}}
     args = {"key": "round/1/gradient#0/gradient", "mask": mask, "address": ["sum"], "round": 0}
     masked = {i: server.ask("sum", dict(args), at=i).arrays["masked"] for i in everybody}
@@ -217,7 +224,7 @@ def stranger_without_plan(server: Server) -> Reply:
 
 
 def stranger_signs(server: Server) -> Reply:
-    """Let somebody else sign the plan."""
+    """Let a stranger sign the plan."""
     return server.greet(sign_plan(server.plan, STRANGER))
 
 
@@ -248,9 +255,9 @@ def finite_differences(server: Server) -> Reply:
 def many_evaluations(server: Server) -> Reply:
     """Measure a thousand models."""
     x, args = agree(server), {"splits": ["test"], "metrics": [], "describe": False}
-    replies = [server.ask("metrics", args, x + 1e-5 * k) for k in range(1000)]
+    replies = [server.ask("metrics", args, x + 1e-5 * k) for k in range(server.evaluations)]
     answered = sum(not reply.error for reply in replies)
-    assert answered == (1000 if server.anybody else server.plan.evaluations)
+    assert answered == (server.evaluations if server.anybody else server.plan.evaluations)
     return replies[-1]
 
 
@@ -359,8 +366,7 @@ def deleted_account(server: Server) -> Reply:
     """Use a plan again, after a site deleted what it knew of the run."""
     x = agree(server)
     server.gradient(x, 1)
-    root = Path(server.grid.contexts[next(iter(server.grid.contexts))].node_config["policy"]).parent
-    for folder in (root / "memory").iterdir():
+    for folder in server.memory.iterdir():
         if folder.name != "plans":
             shutil.rmtree(folder)
     return server.greet(server.told)
@@ -395,11 +401,11 @@ ATTACKS: dict[Attack, Refusal] = {
     older_round: Refusal("of round 2 after round 3 had begun", "account", "rounds in order"),
     far_model: Refusal("the plan's bound is 50", "model", "models up to the bound: below"),
     unplanned_verb: Refusal("the plan of this run has no 'losses losses'", "account"),
-    vector_in_clear: Refusal("the plan of this run shows sums alone", "account", "sums"),
+    vector_in_clear: Refusal("the plan allows only sums", "account", "sums"),
     lonely_sum: Refusal(
         "client 0 has 1 of the weights of a sum, the cap is 0.5", "masks", "up to the cap"
     ),
-    sum_of_two: Refusal("a sum of 2 members is asked for", "masks", "sums of three or more"),
+    sum_of_two: Refusal("a sum of 2 members hides too little", "masks", "sums of three or more"),
     lie_about_weights: Refusal("not those of all its parties", "masks", "noise"),
     other_position: Refusal("this site is client 0 of the run, not 3", "account"),
     other_name: Refusal("a request of 'round/1/gradient' is named 'round/2/gradient#0'", "account"),

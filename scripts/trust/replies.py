@@ -253,7 +253,6 @@ def judge_many(count: int, seed: int, root: Path) -> Counter[str]:
         exchange = post.Exchange(
             case.exchange.mailbox, {i: case.request}, case.exchange.check, answers
         )
-        exchange.repeated.add(i)
         message = malform(rng, case.asked, case.message)
         try:
             exchange._judge(i, Received(case.asked.metadata.message_id, message, ""))

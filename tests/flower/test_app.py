@@ -312,8 +312,8 @@ def test_the_doctor_finds_what_is_wrong_with_keys_and_certificates(tmp_path: Pat
     (wrong,) = certificates.find_key_problems(key)
     assert "can be read by others" in wrong
     (wrong,) = certificates.find_key_problems(tmp_path / "good" / "server.key")
-    assert "not in OpenSSH format" in wrong
-    assert any("cannot be read" in p for p in certificates.find_key_problems(tmp_path / "none"))
+    assert "it must be in OpenSSH format" in wrong
+    assert any("FileNotFoundError" in p for p in certificates.find_key_problems(tmp_path / "none"))
 
 
 def test_the_doctor_looks_at_the_app_and_the_port(app: Path) -> None:

@@ -21,6 +21,7 @@ from tests.flower.grid import (
 )
 
 from equifed.data import DataError
+from equifed.flower import handshake
 from equifed.flower.client import make_client_app, to_federation
 from equifed.flower.members import StartError, gather
 from equifed.flower.task import Task
@@ -100,12 +101,12 @@ def test_another_protocol_is_named(grid: MemoryGrid) -> None:
         if partition == 1:
             record = reply.content.config_records["equifed"]
             record["header"] = str(record["header"]).replace(
-                f'"protocol": {PROTOCOL}', '"protocol": 9'
+                f'"protocol": {PROTOCOL}', f'"protocol": {PROTOCOL - 1}'
             )
         return [reply]
 
     grid.tamper = tamper
-    with pytest.raises(StartError, match="the client speaks version 9 of the messages"):
+    with pytest.raises(StartError, match=f"the client speaks version {PROTOCOL - 1} of the mess"):
         flower_clients(grid, task())
 
 
@@ -123,6 +124,19 @@ def test_missing_nodes_are_waited_for_and_then_reported(grid: MemoryGrid) -> Non
 
     grid.get_node_ids = later  # type: ignore[method-assign]
     assert len(flower_clients(grid, task(), replace(QUICK, wait=5.0)).names) == 4
+
+
+def test_a_node_that_does_not_answer_at_the_start_is_told_at_once(
+    grid: MemoryGrid, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is frozen is connected for a minute, and used to be waited for in silence."""
+    monkeypatch.setattr(handshake, "AT_ONCE", 0.0)
+    grid.tamper = lambda partition, request, reply: [] if partition == 2 else [reply]
+    with pytest.raises(StartError, match="no answer"):
+        flower_clients(grid, task(), replace(QUICK, timeout=0.1, wait=0.3))
+    line, *_ = capsys.readouterr().out.splitlines()
+    told = "equifed: waiting for 4 sites, 4 connected: client-0, client-1, client-3, node "
+    assert line.startswith(told) and line.endswith(" (no answer yet)")
 
 
 def test_a_resumed_run_keeps_its_order_and_its_clients(grid: MemoryGrid) -> None:

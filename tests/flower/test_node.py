@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from equifed.flower import flwr_private, node
 from equifed.flower.budget import Budget
-from equifed.flower.fleet import Counter, FleetError, Ledger, explain_transport
+from equifed.flower.fleet import FleetError, explain_transport
 from equifed.flower.flwr_private import Parcel
 from equifed.flower.plan import Plan, sign_plan
 from equifed.flower.site import Site, SiteError
@@ -60,8 +60,8 @@ class FakeFleet:
 
     address, node_id = "fake:1", 7
 
-    def __init__(self, inbox: list[tuple[int, float, Message]], counter: Counter) -> None:
-        self.inbox, self.counter, self.sent = inbox, counter, list[Message]()
+    def __init__(self, inbox: list[tuple[int, float, Message]]) -> None:
+        self.inbox, self.sent = inbox, list[Message]()
         self.lost = threading.Event()
 
     def open(self) -> int:
@@ -73,7 +73,6 @@ class FakeFleet:
         if not self.inbox:
             raise node.Stop
         run, seconds, message = self.inbox.pop(0)
-        self.counter.work = Ledger(sent=10, received=20)
         return run, seconds, Parcel.of(message)
 
     def send(self, reply: Parcel, message: Message, seconds: float) -> None:
@@ -106,8 +105,8 @@ def serve(
 
     words = [word for *_, word in inbox]
 
-    def connect(counter: Counter) -> Any:
-        fleets.append(Troubled([(r, s, m) for r, s, m, _ in inbox], counter))
+    def connect() -> Any:
+        fleets.append(Troubled([(r, s, m) for r, s, m, _ in inbox]))
         return fleets[-1]
 
     node.Node(Site(str(site), settings), connect, audit).run()
@@ -146,7 +145,11 @@ def test_a_node_answers_refuses_and_survives(tmp_path: Path) -> None:
     assert [line["request"] for line in asked] == ["hello", "query.read"] + ["hello"] * 4
     assert "not a request that this site answers" in asked[1]["refused"]
     assert asked[0]["numbers"]["name"] == "north" and asked[0]["arrays"] == {}
-    assert all((line["bytes_in"], line["bytes_out"]) == (20, 10) for line in asked)
+    assert [line["bytes_in"] for line in asked] == [
+        sum(len(content) for content in Parcel.of(message).contents.values())
+        for message in (ask(), foreign, ask(), ask(), ask(), ask())
+    ]
+    assert asked[0]["bytes_out"] > len(json.dumps(asked[0]["numbers"]))
     assert all(line["site"] == "north" and "seconds" in line for line in asked)
     assert [line["event"] for line in lines if line not in asked] == [
         "started",
@@ -197,13 +200,13 @@ def test_a_plan_beyond_the_privacy_budget_is_written_down_as_refused(tmp_path: P
 def test_a_node_with_a_policy_that_cannot_be_read_does_not_start(tmp_path: Path) -> None:
     settings = {"memory": str(tmp_path), "policy": str(tmp_path / "none.toml")}
     with pytest.raises(SiteError, match=r"The policy .*none\.toml cannot be read"):
-        node.Node(Site("a:b", settings), lambda counter: None)  # type: ignore[arg-type,return-value]
+        node.Node(Site("a:b", settings), lambda: None)  # type: ignore[arg-type,return-value]
 
 
 def test_a_site_whose_app_cannot_be_imported_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(SiteError, match="no_such_module:app cannot be imported"):
         settings = {"memory": str(tmp_path)}
-        node.Node(Site("no_such_module:app", settings), lambda counter: None).run()  # type: ignore
+        node.Node(Site("no_such_module:app", settings), lambda: None).run()  # type: ignore
     for app, message in (
         ("nothing", "neither the folder of an app nor the address"),
         ("numpy:pi", "is a float, not a ClientApp"),
@@ -287,7 +290,7 @@ def test_reasons_of_no_connection_are_told_apart(said: str, told: str) -> None:
 def test_a_node_says_once_why_it_is_not_connected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = node.Node(Site("a:b", {"memory": str(tmp_path)}), lambda counter: None)  # type: ignore
+    found = node.Node(Site("a:b", {"memory": str(tmp_path)}), lambda: None)  # type: ignore
     for error in [FleetError("no way")] * 3 + [FleetError("another")]:
         found._tell(str(error))
     found.audit.close()
@@ -298,8 +301,8 @@ def test_a_node_says_once_why_it_is_not_connected(
 
 
 def test_a_node_that_cannot_write_its_log_ends(tmp_path: Path) -> None:
-    found = node.Node(Site("a:b", {"memory": str(tmp_path)}), lambda counter: None)  # type: ignore
+    found = node.Node(Site("a:b", {"memory": str(tmp_path)}), lambda: None)  # type: ignore
     found.audit.close()
     found.audit._file = -1  # as on a disk that is gone
     with pytest.raises(OSError, match=r"The audit log .* cannot be written"):
-        found._answer(FakeFleet([], Counter()), 1, 1.0, Parcel("x", b"", {}))  # type: ignore
+        found._answer(FakeFleet([]), 1, 1.0, Parcel("x", b"", {}))  # type: ignore

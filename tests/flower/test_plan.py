@@ -43,6 +43,7 @@ from equifed.flower.handshake import StartError
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import SecureSums
 from equifed.flower.node import serve_site
+from equifed.flower.participant import Client
 from equifed.flower.plan import pack_plan, read_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
 from equifed.flower.secure.session import Epoch
@@ -50,7 +51,6 @@ from equifed.flower.server import FlowerClients
 from equifed.flower.site import Policy, SiteError
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.wire import Reply, Request
-from equifed.flower.worker import Client
 from equifed.training.keys import KeyProblem, make_key, public_of, read_key_file, read_private
 from equifed.training.loop import train
 
@@ -114,9 +114,9 @@ def test_the_preparation_of_a_run_is_that_of_its_rows_and_stays(tmp_path: Path) 
     column = next(c for c in stretched["columns"] if c["kind"] == "number")
     column["scale"] *= 1e-4
     for run_id, sent, message in (
-        (plan.run, stretched, "another preparation than"),
+        (plan.run, stretched, "the preparation differs from the one this site received"),
         ("0" * 16, stretched, f"column '{column['name']}' is not scaled as the rows here are"),
-        ("0" * 16, told, "another preparation than"),
+        ("0" * 16, told, "the preparation differs from the one this site received"),
         (plan.run, told, ""),
     ):
         args = {"plan": sign_plan(replace(plan, run=run_id), KEY), "preparation": sent}
@@ -197,7 +197,7 @@ def make_members(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     for who in ("North", "South", "East", "West"):
         private, public = make_node_key(folder / "keys", who)
         more[who] = {"node-key": str(private)}
-        lines.append(f"{public.read_text().strip()} {who}\n")
+        lines.append(public.read_text())
     (folder / "members").write_text("".join(lines))
     return more, lines
 
@@ -230,6 +230,10 @@ def test_only_listed_sites_with_their_keys_take_part(tmp_path: Path) -> None:
     known = {**more, "South": {**more["South"], "peers": str(tmp_path / "others")}}
     with pytest.raises(StartError, match="South: refused: the plan gives 'West' a key that is not"):
         run_federation(make_grid(tmp_path / "c", more=known), config, given)
+    (tmp_path / "site.toml").write_text('peers = "others"')  # the file of a site says it as well
+    known = {**more, "South": {**more["South"], "site": str(tmp_path / "site.toml")}}
+    with pytest.raises(StartError, match="South: refused: the plan gives 'West' a key that is not"):
+        run_federation(make_grid(tmp_path / "e", more=known), config, given)
     three = replace(plan, members={k: v for k, v in plan.members.items() if k != "West"})
     given = settings(tmp_path, plan=pack_plan(sign_plan(three, KEY)))
     with pytest.raises(StartError, match="West: refused: the plan does not name 'West'"):

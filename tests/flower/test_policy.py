@@ -20,9 +20,9 @@ from equifed.contract.streams import Stream
 from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.handshake import StartError
+from equifed.flower.preparing import show_statistics
 from equifed.flower.rehearsal import make_plan
 from equifed.flower.site import Policy, SiteError
-from equifed.flower.statistics import show_statistics
 from equifed.flower.wire import VERBS, Reply
 
 pytestmark = pytest.mark.long

@@ -457,7 +457,7 @@ def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
     for args, message in (
         ({"sha256": digest(x + 1), "files": {}}, "changed on its way"),
         ({"sha256": digest(x), "files": {"../x": ""}}, "other files are delivered"),
-        ({"sha256": digest(x), "files": {"card.md": 3}}, "is not a text"),
+        ({"sha256": digest(x), "files": {"card.md": 3}}, "is not text, or too long"),
     ):
         request = replace(honest, args={**honest.args, **args})
         (sent,) = grid.push_messages([Message(request.to_records(), node, delivery)])

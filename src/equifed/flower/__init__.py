@@ -5,14 +5,14 @@
                             what the sites get at the end
 ``handshake``               the hello: names, sizes, versions, data, and whether they fit together
 ``members``                 who takes part: the states of a node from its hello to the end
-``preparing``               one preparation for the tables of all sites, by sums
-``statistics``              what the sites have, before anything is trained
+``preparing``               statistics of the sites, and one preparation for all, by sums
 ``server``, ``vectors``     the contract on the server's side; handles for what clients keep
 ``questions``               what the server can say of curvature and of own parts
 ``messenger``               asking those who take part, for what they say or for hidden sums
 ``mailbox``                 sending, polling, matching, checking; how long to wait, and for whom
 ``wire``                    requests and replies, and how they become Flower records
-``client``, ``worker``      a ready ``ClientApp``; one client at one request
+``client``, ``participant`` a ready ``ClientApp``; one client with its data and rules
+``worker``                  a client at one request
 ``node``, ``fleet``         a site's own node; its connection to the SuperLink and its audit log
 ``budget``                  noise and a ledger, where a site's policy has a privacy budget
 ``site``                    what a site runs, gives and allows (its policy)

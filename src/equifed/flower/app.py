@@ -27,14 +27,14 @@ from equifed.flower.app_config import (
     read_model,
 )
 from equifed.flower.handshake import StartError
+from equifed.flower.mailbox import say
 from equifed.flower.members import Members, gather
 from equifed.flower.memory import CARD, PAGE, digest
 from equifed.flower.messenger import SecureSums
 from equifed.flower.plan import read_plan, sign_plan, unpack_plan
-from equifed.flower.preparing import Fit
+from equifed.flower.preparing import Fit, show_statistics
 from equifed.flower.rehearsal import choose_splits, lengthen, make_plan
 from equifed.flower.server import FlowerClients
-from equifed.flower.statistics import show_statistics
 from equifed.flower.task import PACKAGES
 from equifed.flower.wire import Reply, WireError, pack_tensor
 from equifed.metrics.metric import as_metrics
@@ -293,11 +293,6 @@ def make_pages(history: History) -> dict[str, str]:
 
 
 # -- what the server app says ------------------------------------------------------------------
-
-
-def say(text: str) -> None:
-    """Print a line; Flower carries it to whoever follows the run."""
-    print(f"equifed: {text}", flush=True)
 
 
 def explain_end(error: Exception) -> str:

@@ -25,7 +25,7 @@ from equifed.data.federation import Federation
 from equifed.data.fields import WORDS, Field, Layout, Padding
 from equifed.data.site_table import TableSettings
 from equifed.flower.handshake import StartError
-from equifed.flower.mailbox import Deadlines
+from equifed.flower.mailbox import Deadlines, say
 from equifed.flower.members import Members
 from equifed.flower.plan import NORM
 from equifed.flower.site import Privacy, SiteData, check_privacy, read_arrays, read_site
@@ -377,7 +377,7 @@ class Kept:
         for key, value in (kept.to_dict() | same | vars(waiting)).items():
             if key != "rounds" and said.get(key) != value:
                 line = f"{key} is {value}, not {said.get(key)} as the app says now"
-                print(f"equifed: the run continues with its first settings: {line}", flush=True)
+                say(f"the run continues with its first settings: {line}")
         return kept, now
 
     def check(self, members: Members, resumed: bool) -> None:
@@ -395,8 +395,5 @@ class Kept:
         earlier = {client["name"]: client["sizes"] for client in self.told["clients"]}
         for hello in members.hellos if resumed else ():
             if hello.sizes != earlier[hello.name]:
-                print(
-                    f"equifed: WARNING: {hello.name} had {earlier[hello.name]} samples when the "
-                    f"run started, and has {hello.sizes} now",
-                    flush=True,
-                )
+                had = f"{earlier[hello.name]} samples when the run started"
+                say(f"WARNING: {hello.name} had {had}, and has {hello.sizes} now")

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from equifed.contract.local import LocalWork
 from equifed.data.federation import Federation
 from equifed.flower.memory import slug
 from equifed.flower.plan import Plan
-from equifed.flower.task import OneClient, Task
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Ledger, mu_of
-from equifed.privacy.noise import SecretNoise
-from equifed.privacy.site import linear_loss
+
+if TYPE_CHECKING:  # which loads torch
+    from equifed.flower.task import OneClient, Task
 
 PAID = ("losses", "gradient", "local", "curvature")
 """Requests that are answered with noise."""
@@ -92,6 +92,9 @@ class Budget:
         self, task: Task, federation: Federation, plan: Plan, root: Path, name: str
     ) -> OneClient:
         """Return the engine whose answers carry noise and are entered in the ledger."""
+        from equifed.privacy.noise import SecretNoise
+        from equifed.privacy.site import linear_loss
+
         engine = task.build_private(federation, self.bound(plan.rounds))
         planned = count(plan, len(federation.train))
         if linear_loss(engine.model) == "squared":  # all follows from moments

@@ -26,6 +26,7 @@ from equifed.data.split import DataError, Holdout
 from equifed.flower.account import Waiting
 from equifed.flower.budget import Refused
 from equifed.flower.memory import LostPart
+from equifed.flower.participant import Client, Stale
 from equifed.flower.secure.masking import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
@@ -39,7 +40,7 @@ from equifed.flower.site import (
 )
 from equifed.flower.task import Task
 from equifed.flower.wire import VERBS, Reply, Request, WireError
-from equifed.flower.worker import Client, Stale, Worker
+from equifed.flower.worker import Worker
 from equifed.privacy.ledger import NoAccountant, OverBudget
 from equifed.privacy.site import Unanswered
 
@@ -92,7 +93,7 @@ def make_client_app(
                 memory or find_memory(node),
                 read_partition(node),
                 Policy(),
-                Identity.from_settings(node),
+                Identity.from_settings(told),
                 Path(str(told["results"])) if "results" in told else None,
             )
             while len(loaded) > LOADED:

@@ -15,9 +15,8 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flwr.app import Message
 
@@ -29,10 +28,6 @@ PATIENCE = 60.0
 
 REGISTERED, NOT_ACTIVATED, RUN_OVER = 2003, 2004, 403
 """Flower's codes: a wrong interval (the key is known, then), a node that is not let in; HTTP's."""
-
-
-_WORK = ("PushMessages", "ConfirmMessageReceived")
-"""Calls that are made for a request, besides those that carry its objects."""
 
 LONGEST = 4096
 """Characters of numbers that a line quotes; longer ones (shares of secrets) by their digest."""
@@ -46,56 +41,14 @@ class RunOver(RuntimeError):
     """The run that a request belongs to is not running any more."""
 
 
-@dataclass
-class Ledger:
-    """Bytes of the bodies of all HTTP requests and responses, for one purpose."""
-
-    sent: int = 0
-    received: int = 0
-
-
-@dataclass
-class Counter:
-    """Counts what passes, request by request: for the answers, and for keeping the connection."""
-
-    work: Ledger = field(default_factory=Ledger)
-    keeping: Ledger = field(default_factory=Ledger)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
-        """Count one request and its response; the name is Flower's."""
-        method = context.rpc_method.rpartition("/")[2]
-        ledger = self.work if "Object" in method or method in _WORK else self.keeping
-        response = call_next(context)
-        with self._lock:
-            ledger.sent += len(context.request.content)
-            ledger.received += response.num_bytes_downloaded
-        return response
-
-    def move_last_poll(self, sent: int, received: int) -> None:
-        """Put the poll that brought a request to the account of that request."""
-        with self._lock:
-            self.keeping = Ledger(self.keeping.sent - sent, self.keeping.received - received)
-            self.work = Ledger(self.work.sent + sent, self.work.received + received)
-
-    def close(self, purpose: Literal["work", "keeping"]) -> Ledger:
-        """Return what was counted for a purpose, and begin anew."""
-        with self._lock:
-            closed: Ledger = getattr(self, purpose)
-            setattr(self, purpose, Ledger())
-        return closed
-
-
 class Fleet:
     """The connection of one node to the SuperLink at ``HOST:PORT``, on Flower's own client.
 
     It trusts the authority of ``root_certificates`` (PEM), and proves who it is with its ``key``.
     """
 
-    def __init__(
-        self, address: str, root_certificates: bytes, key: Any, counter: Counter | None = None
-    ) -> None:
-        self.address, self.counter, self.node_id = address, counter or Counter(), 0
+    def __init__(self, address: str, root_certificates: bytes, key: Any) -> None:
+        self.address, self.node_id = address, 0
         self.lost = threading.Event()
         self._public = use("public_key_to_bytes")(key.public_key())
         self._client = use("FleetHttpClient").from_server_address(
@@ -105,7 +58,6 @@ class Fleet:
             interceptors=[
                 use("RuntimeVersionHttpInterceptor")(component_name="SuperNode"),
                 use("NodeAuthHttpInterceptor")(key, key.public_key()),
-                self.counter,
             ],
         )
         self._heartbeats: Any = None
@@ -151,12 +103,9 @@ class Fleet:
 
     def receive(self) -> tuple[int, float, Parcel] | None:
         """Return the next request (its Flower run, seconds that it is good for), or None."""
-        before = self.counter.keeping.sent, self.counter.keeping.received
         found = self._call(self._client.PullMessages, use("PullMessagesRequest")(node=self._node))
         if not found.messages_list:
             return None
-        after = self.counter.keeping.sent, self.counter.keeping.received
-        self.counter.move_last_poll(after[0] - before[0], after[1] - before[1])
         head = use("message_from_proto")(found.messages_list[0])
         tree, run = found.message_object_trees[0], head.metadata.run_id
 
@@ -296,9 +245,7 @@ class AuditError(OSError):
 class Audit:
     """Appends to a file that its owner alone may read: one line of JSON for each request.
 
-    ``bytes_in`` and ``bytes_out`` are the bodies of every HTTP request and response that the node
-    exchanged with the SuperLink for that line: a recording proxy counts the same. Polls and signs
-    of life between requests are on lines of their own (``"event": "idle"``).
+    ``bytes_in`` and ``bytes_out`` are those of the objects that Flower stores of a message.
     """
 
     def __init__(self, path: Path, site: str) -> None:
@@ -306,12 +253,10 @@ class Audit:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def write(self, event: str, ledger: Ledger | None = None, **told: Any) -> None:
+    def write(self, event: str, **told: Any) -> None:
         """Write one line, at once and whole."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line: dict[str, Any] = {"time": now, "site": self.site, "event": event, **told}
-        if ledger is not None:
-            line.update(bytes_in=ledger.received, bytes_out=ledger.sent)
+        line = {"time": now, "site": self.site, "event": event, **told}
         try:
             os.write(self._file, json.dumps(line).encode() + b"\n")
         except OSError as error:

@@ -156,6 +156,10 @@ class Parcel(NamedTuple):
             contents = {key: value.deflate() for key, value in objects.items()}
         return cls(message.metadata.message_id, tree.SerializeToString(), contents)
 
+    def count_bytes(self) -> int:
+        """Return the bytes of the objects."""
+        return sum(map(len, self.contents.values()))
+
     def open(self) -> Message:
         """Put the message together."""
         inflate = use("inflate_object_from_contents")

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.serverapp import Grid
 
-from equifed.flower.mailbox import Answers, Deadlines, Exchange, Failure, Mailbox
+from equifed.flower.mailbox import (
+    WAIT_LINE,
+    Answers,
+    Deadlines,
+    Exchange,
+    Failure,
+    Mailbox,
+    say,
+)
 from equifed.flower.plan import read_plan
 from equifed.flower.secure.masking import Signer
 from equifed.flower.task import Schema
@@ -27,8 +35,8 @@ LARGEST_SIZE = 1 << 48
 KINDS = ("numbers", "texts", "dates", "empty")
 """What a column can hold."""
 
-WAIT_LINE = 30.0
-"""Seconds from one line about who is waited for to the next."""
+AT_ONCE = 2.0
+"""Seconds in which nodes answer a hello; who takes longer is waited for, and that is said."""
 
 FINAL = ("data:", "refused:")
 """How the reasons begin that waiting does not cure."""
@@ -229,15 +237,16 @@ class Greeting:
         grid: Grid,
         deadlines: Deadlines,
         run: str,
-        nodes: Sequence[int],
+        nodes: Iterable[int],
         told: Mapping[str, Any],
+        names: Sequence[str] = (),
     ) -> None:
         self.nodes, self.said, self.answers = list(nodes), dict[int, Hello](), Answers()
-        self.mailbox = Mailbox(grid, deadlines, len(nodes))
-        self.mailbox.nodes = dict(enumerate(nodes))
+        self.mailbox = Mailbox(grid, deadlines, len(self.nodes), names)
+        self.mailbox.nodes = dict(enumerate(self.nodes))
         self.asked = {
             k: Request("hello", run, f"hello/{node}", -1, dict(told))
-            for k, node in enumerate(nodes)
+            for k, node in enumerate(self.nodes)
         }
         self.exchange = Exchange(self.mailbox, self.asked, self.read, self.answers)
 
@@ -250,14 +259,10 @@ class Greeting:
         """Why nodes did not say hello."""
         return {self.nodes[k]: failure for k, failure in self.answers.failures.items()}
 
-
-def greet(
-    grid: Grid, deadlines: Deadlines, run: str, nodes: Sequence[int], told: Mapping[str, Any]
-) -> tuple[dict[int, Hello], dict[int, Failure]]:
-    """Say hello to nodes; return what they said, and why the others did not."""
-    greeting = Greeting(grid, deadlines, run, nodes, told)
-    greeting.answers = greeting.mailbox.ask(greeting.asked, greeting.read)
-    return greeting.said, greeting.failures
+    @property
+    def silent(self) -> set[int]:
+        """Nodes whose answer is still under way."""
+        return set(self.nodes) - set(self.said) - set(self.failures)
 
 
 def list_keys(told: Mapping[str, Any]) -> dict[str, PublicKey]:
@@ -271,34 +276,40 @@ def greet_all(
 ) -> tuple[dict[int, Hello], dict[int, Failure]]:
     """Greet every node that connects until there are enough clients, or the wait is over.
 
-    Returns what they said, and why others that are connected are not among them.
+    Returns what they said, and why others that are connected are not among them. A node that
+    refused is greeted again after a pause: it may have been approved since.
     """
-    began = time.monotonic()
-    until, told_at, greeted_at = began + deadlines.wait, -math.inf, -math.inf
-    said: dict[int, Hello] = {}
-    failures: dict[int, Failure] = {}
     once, keys = replace(deadlines, on_missing="fail"), list_keys(told)
+    began, said_at, greeted = time.monotonic(), -math.inf, dict[int, float]()
+    said, failures, greetings = dict[int, Hello](), dict[int, Failure](), list[Greeting]()
     while True:
         connected, now = set(grid.get_node_ids()), time.monotonic()
-        said = {node: hello for node, hello in said.items() if node in connected}
-        new = sorted(connected - set(said))
-        known = set(failures) >= set(new)  # they were greeted, and may have been approved since
-        if len(connected) >= clients and new and (not known or now - greeted_at > deadlines.pause):
-            more, failures = greet(grid, once, run, new, told)
-            strangers = {n: find_stranger(h, run, keys) for n, h in more.items()}
-            said.update({n: h for n, h in more.items() if not strangers[n]})
-            refused = {n: why for n, why in strangers.items() if why}
-            failures |= {n: Failure("error", w, more[n].name) for n, w in refused.items()}
-            greeted_at = now
-        if len(said) < clients and now - told_at >= WAIT_LINE:
-            say_waiting(clients, connected, said, failures)
-            told_at = now
-        if len(said) >= clients:
-            return said, {node: f for node, f in failures.items() if node not in said}
-        hopeless = [f for f in failures.values() if f.kind == "bad" or f.reason.startswith(FINAL)]
-        if hopeless or time.monotonic() >= until:
-            raise StartError(_explain_start(clients, len(connected), said, failures))
-        time.sleep(min(max(deadlines.poll, 0.01) * 5, 2.0))
+        asked = connected - set(said) - {n for g in greetings for n in g.silent}
+        new = sorted(n for n in asked if now - greeted.get(n, -math.inf) > deadlines.pause)
+        if len(connected) >= clients and new:
+            greeted |= dict.fromkeys(new, now)
+            greetings.append(Greeting(grid, once, run, new, told))
+        for greeting in greetings:
+            greeting.exchange.run(wait=False)
+            said |= greeting.said
+            failures |= greeting.failures
+        strangers = {n: find_stranger(hello, run, keys) for n, hello in said.items()}
+        failures |= {n: Failure("error", w, said[n].name) for n, w in strangers.items() if w}
+        said = {n: h for n, h in said.items() if n in connected and not strangers[n]}
+        failures = {n: f for n, f in failures.items() if n in connected and n not in said}
+        greetings = [greeting for greeting in greetings if greeting.silent]
+        silent = connected & {n for g in greetings for n in g.silent}
+        missing = failures | dict.fromkeys(silent, Failure("silent", "no answer yet"))
+        over = now - began >= deadlines.wait
+        if len(said) >= clients and (over or not silent):
+            return said, missing
+        if now - said_at >= WAIT_LINE and not (silent and now - began < AT_ONCE):
+            say_waiting(clients, connected, said, missing)
+            said_at = now
+        hopeless = any(f.kind == "bad" or f.reason.startswith(FINAL) for f in failures.values())
+        if over or (hopeless and not silent):
+            raise StartError(_explain_start(clients, len(connected), said, missing))
+        time.sleep(max(deadlines.poll, 0.01) if silent else min(max(deadlines.poll, 0.01) * 5, 2.0))
 
 
 def say_waiting(
@@ -309,11 +320,9 @@ def say_waiting(
 ) -> None:
     """Tell whoever follows the run who is there and who is waited for."""
     here = sorted(hello.name for hello in said.values())
-    missing = {node: f for node, f in failures.items() if node not in said}
-    not_yet = [f"{f.name or f'node {node}'} ({f.reason})" for node, f in missing.items()]
+    not_yet = [f"{f.name or f'node {node}'} ({f.reason})" for node, f in failures.items()]
     who = f": {', '.join([*here, *not_yet])[:400]}" if here or not_yet else ""
-    line = f"waiting for {clients} sites, {len(connected)} connected{who}"
-    print(f"equifed: {line}", flush=True)
+    say(f"waiting for {clients} sites, {len(connected)} connected{who}")
 
 
 def _explain_start(

@@ -34,6 +34,9 @@ from equifed.training.play_round import MissingPolicy
 EXPIRY_SECONDS = 60.0
 """How long after its deadline a request may still be delivered; then Flower drops it."""
 
+WAIT_LINE = 30.0
+"""Seconds from one line about who is waited for to the next."""
+
 SHORTEST_POLL = 0.05
 """Seconds between two looks at the start of an exchange; then a tenth of the time waited."""
 
@@ -127,17 +130,24 @@ Check = Callable[[int, Reply], None]
 """Raises :class:`WireError` about a reply whose content cannot be used."""
 
 
+def say(text: str) -> None:
+    """Print a line; Flower carries it to whoever follows the run."""
+    print(f"equifed: {text}", flush=True)
+
+
 class Mailbox:
     """The server's mailbox for one run.
 
-    ``nodes`` says which Flower node each client is on. ``meet`` is called with the connected nodes
-    whenever they are listed, and with whether a client is gone, and may update it. Replies above
-    ``largest`` bytes are not fetched; ``dropped`` counts those that answer nothing that was asked,
-    or the same thing twice.
+    ``nodes`` says which Flower node each client is on, ``names`` who it is. ``meet`` is called with
+    the connected nodes whenever they are listed, and with whether a client is gone, and may update
+    ``nodes``. Replies above ``largest`` bytes are not fetched; ``dropped`` counts those that answer
+    nothing that was asked, or the same thing twice.
     """
 
-    def __init__(self, grid: Grid, deadlines: Deadlines, clients: int = 0) -> None:
-        self.grid, self.deadlines = grid, deadlines
+    def __init__(
+        self, grid: Grid, deadlines: Deadlines, clients: int = 0, names: Sequence[str] = ()
+    ) -> None:
+        self.grid, self.deadlines, self.names = grid, deadlines, names
         self.nodes: dict[int, int] = {}
         self.meet: Callable[[set[int], bool], None] = lambda connected, gone: None
         self.traffic = Traffic(clients)
@@ -152,7 +162,7 @@ class Mailbox:
         answers of some are of use (``partial``): the round is repeated without them anyway.
         """
         until, answers = time.monotonic() + self.deadlines.wait, Answers()
-        left = dict(requests)
+        left, said_at = dict(requests), -math.inf
         if self.deadlines.on_missing == "continue":
             absent = self.find_absent(left)
             answers.failures = {i: Failure("silent", "not connected") for i in absent}
@@ -165,10 +175,19 @@ class Mailbox:
             again = [i for i, f in answers.failures.items() if f.kind in ("silent", "error")]
             if not again or self.deadlines.on_missing != "wait" or time.monotonic() >= until:
                 return answers
+            if time.monotonic() - said_at >= WAIT_LINE:
+                said_at = time.monotonic()
+                self.say_waiting({i: answers.failures[i].reason for i in again})
             time.sleep(self.deadlines.pause)
             left = {i: requests[i] for i in again}
             for i in again:
                 del answers.failures[i]
+
+    def say_waiting(self, reasons: Mapping[int, str]) -> None:
+        """Tell whoever follows the run which of its clients are waited for."""
+        if self.names:
+            who = ", ".join(f"{self.names[i]} ({reason})" for i, reason in sorted(reasons.items()))
+            say(f"waiting for {len(reasons)} of {len(self.names)} sites: {who[:400]}")
 
     def find_absent(self, clients: Iterable[int]) -> set[int]:
         """Return the clients that are not connected, also after newcomers were looked at."""
@@ -185,8 +204,8 @@ class Exchange:
     ) -> None:
         self.mailbox, self.requests, self.check, self.answers = mailbox, requests, check, answers
         self.waiting: dict[str, int] = {}
-        self.unsent, self.repeated = set(requests), set[int]()
-        self.started, self.quorum_at = math.inf, math.inf
+        self.unsent = set(requests)
+        self.started, self.quorum_at, self.said_at = math.inf, math.inf, -math.inf
 
     def run(self, wait: bool = True) -> None:
         """Collect replies until all are there or their time is over; or look once."""
@@ -205,6 +224,10 @@ class Exchange:
                 return None
             if self._quorum():
                 self.quorum_at = min(self.quorum_at, now)
+            if now - max(self.said_at, self.started) >= WAIT_LINE:
+                silent = dict.fromkeys(self.waiting.values(), f"{now - self.started:.0f} s")
+                self.mailbox.say_waiting(silent | dict.fromkeys(self.unsent, "not connected"))
+                self.said_at = now
             time.sleep(min(deadlines.poll, max(SHORTEST_POLL, 0.1 * (now - self.started))))
         return None
 
@@ -278,21 +301,13 @@ class Exchange:
         if reply.error and not reply.op:  # it could not even read the request, and says why
             self._fail(i, "error", f"{reply.error}: {reply.text}", name)
         elif (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
-            self._ask_again(i)
+            self._fail(i, "bad", "answered another request", name)
         elif reply.error:
             kind = KINDS.get(reply.error, "error")
             self._fail(i, kind, f"{reply.error}: {reply.text}", name)
         else:
             self.check(i, reply)
             self.answers.replies[i] = reply
-
-    def _ask_again(self, i: int) -> None:
-        """Repeat a request that was answered with something else; once, then give up."""
-        if i in self.repeated:
-            self._fail(i, "bad", "answered another request, twice")
-        else:
-            self.repeated.add(i)
-            self._push({i: self.requests[i]})
 
     def _fail(self, i: int, kind: Kind, reason: str, name: str = "") -> None:
         self.answers.failures[i] = Failure(kind, reason, name)

@@ -15,9 +15,9 @@ Tables take one more hello before the first round, with the preparation of all s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -32,7 +32,6 @@ from equifed.flower.handshake import (
     check_schemas,
     check_versions,
     find_stranger,
-    greet,
     greet_all,
     list_keys,
     sort_nodes,
@@ -127,16 +126,11 @@ class Members:
             self.leave_out(name, reason)
 
 
-class FitTables(Protocol):
-    """Compares the tables of sites, and fits one preparation for all of them."""
+Fitted = tuple[Preparation, dict[str, list[float]]]
+"""A preparation, and count, mean and deviation of columns over all sites."""
 
-    def check(self, hellos: Sequence[Hello]) -> None:
-        """Refuse tables that do not fit together."""
-
-    def run(
-        self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]
-    ) -> tuple[Preparation, dict[str, list[float]]]:
-        """Return the preparation, and count, mean and deviation of columns over all sites."""
+FitTables = Callable[[Mailbox, str, Sequence[Hello]], Fitted | None]
+"""Compares the tables of sites, and fits one preparation for all where they have none yet."""
 
 
 def gather(
@@ -161,16 +155,15 @@ def gather(
     listed = [hellos[node] for node in nodes]
     check_versions(listed)
     check_schemas(listed)
-    mailbox = Mailbox(grid, deadlines, len(listed))
+    mailbox = Mailbox(grid, deadlines, len(listed), [hello.name for hello in listed])
     mailbox.nodes = dict(enumerate(nodes))
     given = told.get("preparation")
     fitted = None if given is None else Preparation.from_json(given)
-    if any(hello.table is not None for hello in listed):
-        if fit is None:
-            raise StartError("The sites give tables, and [data] of the app names no target.")
-        fit.check(listed)
-    if fit is not None and not all(hello.model for hello in listed):
-        fitted, totals = fit.run(mailbox, run, listed)
+    if fit is None and any(hello.table is not None for hello in listed):
+        raise StartError("The sites give tables, and [data] of the app names no target.")
+    made = None if fit is None else fit(mailbox, run, listed)
+    if made is not None:
+        fitted, totals = made
         told |= {"preparation": fitted.to_json()}
         listed = _introduce(mailbox, run, listed, {**told, "totals": totals})
         check_schemas(listed)
@@ -188,10 +181,11 @@ def _introduce(
     mailbox: Mailbox, run: str, hellos: Sequence[Hello], told: Mapping[str, Any]
 ) -> list[Hello]:
     """Hand the preparation to every client, and hear what it makes of its data."""
-    nodes = list(mailbox.nodes.values())
-    again, failures = greet(mailbox.grid, mailbox.deadlines, run, nodes, told)
-    if failures:
-        who = {node: hellos[i].name for i, node in mailbox.nodes.items()}
-        why = "; ".join(f"{who[node]}: {f.reason}" for node, f in failures.items())
+    nodes, names = mailbox.nodes, mailbox.names
+    greeting = Greeting(mailbox.grid, mailbox.deadlines, run, nodes.values(), told, names)
+    greeting.answers = greeting.mailbox.ask(greeting.asked, greeting.read)
+    if greeting.failures:
+        who = {node: hellos[i].name for i, node in nodes.items()}
+        why = "; ".join(f"{who[node]}: {f.reason}" for node, f in greeting.failures.items())
         raise StartError(f"Not every site could prepare its table: {why}.")
-    return [again[node] for node in nodes]
+    return [greeting.said[node] for node in nodes.values()]

@@ -17,14 +17,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equifed.flower.wire import WireError
-from equifed.models.export import export
-from equifed.models.predictor import Predictor
+
+if TYPE_CHECKING:  # which loads torch
+    from equifed.models.predictor import Predictor
 
 FOLDER = re.compile("[0-9a-f]{32}")
 """How the folder of a run is called."""
@@ -218,6 +219,8 @@ def keep_delivery(folder: Path, run: str, predictor: Predictor, args: Mapping[st
 
     The folder is what ``equifed predict`` reads. ``sha256sum -c SHA256SUMS`` checks it.
     """
+    from equifed.models.export import export
+
     out = folder / slug(run)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = args.get("files")

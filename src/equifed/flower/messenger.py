@@ -31,6 +31,7 @@ from equifed.flower.secure.session import (
     from_hex,
     majority,
     open_sum,
+    to_hex,
 )
 from equifed.flower.wire import (
     Reply,
@@ -201,13 +202,16 @@ def _read_total(words: Words, ledger: Ledger) -> NDArray[np.float64]:
 
 @dataclass
 class _Prepared:
-    """An epoch as the server knows it."""
+    """An epoch as the server knows it; ``accused`` has whose boxes did not open, by holder."""
 
     name: str
     parties: dict[int, Published]
     digests: dict[int, Digests]
     accused: dict[int, set[int]]
     slot: int = 0
+
+
+Read = TypeVar("Read")
 
 
 @dataclass
@@ -233,7 +237,15 @@ class SecureSums:
             epoch = self._epoch = self._prepare(messenger)
         slot, epoch.slot = epoch.slot, epoch.slot + 1
         table = {"name": epoch.name, "slots": self.slots, "slot": slot}
-        masked = _collect(messenger, requests, weights, part, ask, table, size)
+        row = to_keys(dict(zip(requests, weights, strict=True)))
+        for request in requests.values():
+            request.args["mask"] = {**table, "weights": row, "part": part}
+
+        def check(i: int, reply: Reply) -> None:
+            expect_vector(reply.arrays, "masked", size or messenger.model.size, "uint64")
+
+        replies = ask(requests, check).complete(messenger.members.names)
+        masked = {i: replies[i].arrays["masked"] for i in sorted(replies)}
         shares = self._unmask(messenger, epoch, table)
         try:
             words = open_sum(masked, shares, slot, epoch.parties)
@@ -243,147 +255,114 @@ class SecureSums:
         return _read_total(words, self.ledger)
 
     def _prepare(self, messenger: Messenger) -> _Prepared:
-        """Take steps 1 and 2: keys, then shares."""
+        """Take steps 1 and 2: keys, then shares, which every holder looks at."""
+        everybody = set(messenger.index.tolist())
         table: dict[str, Any] = {"name": secrets.token_hex(8), "slots": self.slots}
 
-        def check_keys(i: int, reply: Reply) -> None:
-            if len(_parse(Published.from_dict, reply).masking) != self.slots:
+        def read_keys(i: int, told: dict[str, Any]) -> tuple[dict[str, Any], Published]:
+            keys = Published.from_dict(told)
+            if len(keys.masking) != self.slots:
                 raise WireError("sent a wrong number of keys")
+            return told, keys
 
-        replies = _take_step(messenger, "keys", table, check_keys)
-        told = {str(i): reply.numbers for i, reply in sorted(replies.items())}
-        parties = {i: _parse(Published.from_dict, reply) for i, reply in sorted(replies.items())}
-
-        def check_boxes(i: int, reply: Reply) -> None:
-            boxes, digests = _parse(_read_boxes, reply)
+        def read_shares(i: int, told: dict[str, Any]) -> tuple[Boxes, Digests]:
+            boxes, digests = (from_hex(told[name], dict, list) for name in ("boxes", "digests"))
             counts = {*map(len, boxes.values()), *map(len, digests.values())}
-            others = set(parties) - {i}
-            if (set(boxes), set(digests), counts) != (others, set(parties), {self.slots}):
+            if (set(boxes), set(digests), counts) != (everybody - {i}, everybody, {self.slots}):
                 raise WireError("sent shares for the wrong clients")
+            return boxes, digests
 
-        replies = _take_step(messenger, "shares", {**table, "parties": told}, check_boxes)
-        digests = {i: _parse(_read_boxes, reply)[1] for i, reply in replies.items()}
-        accused = self._relay(messenger, table, replies)
-        return _Prepared(table["name"], parties, digests, accused)
-
-    def _relay(
-        self, messenger: Messenger, table: dict[str, Any], shares: dict[int, Reply]
-    ) -> dict[int, set[int]]:
-        """Give every holder its boxes; return whose did not open, by holder."""
-        requests = messenger.write_requests("boxes", Stream(0, (table["name"], "boxes")), {}, {})
-        for i, request in requests.items():
-            told = {j: reply.numbers for j, reply in shares.items() if j != i}
-            request.args["mask"] = {
-                **table,
-                "boxes": {str(j): n["boxes"][str(i)] for j, n in told.items()},
-                "digests": {str(j): n["digests"][str(i)] for j, n in told.items()},
-            }
-
-        def check(i: int, reply: Reply) -> None:
-            if not _parse(_read_bad, reply) <= set(shares) - {i}:
+        def read_bad(i: int, told: dict[str, Any]) -> set[int]:
+            bad = {int(j) for j in told["bad"]}
+            if not bad <= everybody - {i}:
                 raise WireError("complained about clients that it was not asked about")
+            return bad
 
-        replies = messenger.ask(requests, check)
-        accused = {i: _parse(_read_bad, reply) for i, reply in replies.items()}
+        keys = _take_step(messenger, "keys", table, read_keys)[0]
+        parties = {str(i): keys[i][0] for i in sorted(keys)}
+        shares = _take_step(messenger, "shares", {**table, "parties": parties}, read_shares)[0]
+
+        def relay(i: int) -> dict[str, Any]:
+            boxes, digests = (
+                {j: told[k][i] for j, told in shares.items() if j != i} for k in (0, 1)
+            )
+            return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
+
+        accused = _take_step(messenger, "boxes", table, read_bad, relay)[0]
         self._blame(messenger, accused)
-        return accused
+        published = {i: keys[i][1] for i in sorted(keys)}
+        return _Prepared(table["name"], published, {i: d for i, (_, d) in shares.items()}, accused)
 
     def _blame(self, messenger: Messenger, accused: dict[int, set[int]]) -> None:
         """Name those whose boxes most holders cannot open, else those who cannot open most."""
-        names, half = messenger.members.names, (len(accused) - 1) / 2
+        names, others = messenger.members.names, len(accused) - 1
         by = {j: [i for i, bad in accused.items() if j in bad] for j in accused}
         wrong = {
-            j: f"sent shares of its keys that {len(holders)} of {len(accused) - 1} cannot open"
+            j: f"sent shares of its keys that {len(holders)} of {others} cannot open"
             for j, holders in by.items()
-            if len(holders) > half
-        }
-        wrong = wrong or {
-            i: f"says that the shares of {len(bad)} of {len(accused) - 1} others do not open"
+            if len(holders) > others / 2
+        } or {
+            i: f"says that the shares of {len(bad)} of {others} others do not open"
             for i, bad in accused.items()
-            if len(bad) > half
+            if len(bad) > others / 2
         }
         if wrong:
             raise MissingClients(wrong, names)
-        for j, holders in by.items():
-            for i in holders:
-                self.ledger.notes.append(
-                    f"{names[j]} sent {names[i]} a share that does not open, or {names[i]} says so"
-                )
+        self.ledger.notes += [
+            f"{names[j]} sent {names[i]} a share that does not open, or {names[i]} says so"
+            for j, holders in by.items()
+            for i in holders
+        ]
 
     def _unmask(
         self, messenger: Messenger, epoch: _Prepared, table: dict[str, Any]
     ) -> dict[int, dict[int, bytes]]:
         """Take step 4; it needs a majority, not everybody."""
-        slot, everybody = table["slot"], sorted(epoch.parties)
-        requests = messenger.write_requests("unmask", Stream(0, (epoch.name, slot)), {}, {})
-        for request in requests.values():
-            request.args["mask"] = table
+        names, everybody = messenger.members.names, set(epoch.parties)
 
-        def check(i: int, reply: Reply) -> None:
-            shares = _parse(_read_shares, reply)
-            if set(shares) != set(everybody) - epoch.accused[i]:
+        def read_shares(i: int, told: dict[str, Any]) -> dict[int, bytes]:
+            shares: dict[int, bytes] = from_hex(told["shares"], dict)
+            if set(shares) != everybody - epoch.accused[i]:
                 raise WireError("sent shares of the wrong clients")
             for j, share in shares.items():
-                if digest_secret(share) != epoch.digests[j][i][slot]:
-                    raise WireError(f"sent a wrong share of {messenger.members.names[j]}")
+                if digest_secret(share) != epoch.digests[j][i][table["slot"]]:
+                    raise WireError(f"sent a wrong share of {names[j]}")
+            return shares
 
-        answers = messenger.mailbox.ask(requests, check, partial=True)
-        shares = {i: _parse(_read_shares, reply) for i, reply in answers.replies.items()}
-        held = min(sum(j in own for own in shares.values()) for j in everybody)
-        if held < majority(len(everybody)):
-            reasons = {i: failure.reason for i, failure in answers.failures.items()}
-            raise MissingClients(reasons, messenger.members.names)
+        shares, answers = _take_step(messenger, "unmask", table, read_shares, partial=True)
+        if min(sum(j in own for own in shares.values()) for j in everybody) < majority(
+            len(everybody)
+        ):
+            raise MissingClients({i: f.reason for i, f in answers.failures.items()}, names)
         return shares
 
 
 def _take_step(
-    messenger: Messenger, op: str, table: dict[str, Any], check: Check
-) -> dict[int, Reply]:
-    where = Stream(0, (table["name"], op))
-    return messenger.ask(messenger.write_requests(op, where, {"mask": table}, {}), check)
-
-
-def _collect(
     messenger: Messenger,
-    requests: Requests,
-    weights: Weights,
-    part: str,
-    ask: Ask,
+    op: str,
     table: dict[str, Any],
-    size: int | None,
-) -> dict[int, Words]:
-    """Ask every client for its scaled and masked vector; all of them, or MissingClients."""
-    row = to_keys(dict(zip(requests, weights, strict=True)))
-    for request in requests.values():
-        request.args["mask"] = {**table, "weights": row, "part": part}
+    read: Callable[[int, dict[str, Any]], Read],
+    more: Callable[[int], dict[str, Any]] = lambda i: {},
+    partial: bool = False,
+) -> tuple[dict[int, Read], Answers]:
+    """Ask for a step, which ``more`` says more about to a client; ``read`` refuses wrong answers.
+
+    All answer, or :class:`MissingClients` is raised, but where a part is of use.
+    """
+    where, found = Stream(0, (table["name"], table.get("slot", op))), dict[int, Read]()
+    requests = messenger.write_requests(op, where, {}, {})
+    for i, request in requests.items():
+        request.args["mask"] = {**table, **more(i)}
 
     def check(i: int, reply: Reply) -> None:
-        expect_vector(reply.arrays, "masked", size or messenger.model.size, "uint64")
+        try:
+            found[i] = read(i, reply.numbers)
+        except WireError:
+            raise
+        except (KeyError, ValueError, TypeError, AttributeError):
+            raise WireError("sent data that are neither keys nor shares") from None
 
-    replies = ask(requests, check).complete(messenger.members.names)
-    return {i: replies[i].arrays["masked"] for i in sorted(replies)}
-
-
-# -- what clients answer ---------------------------------------------------------------------------
-
-NOT_KEYS = "sent data that are neither keys nor shares"
-Read = TypeVar("Read")
-
-
-def _parse(read: Callable[[dict[str, Any]], Read], reply: Reply) -> Read:
-    try:
-        return read(reply.numbers)
-    except (KeyError, ValueError, TypeError, AttributeError):
-        raise WireError(NOT_KEYS) from None
-
-
-def _read_boxes(told: dict[str, Any]) -> tuple[Boxes, Digests]:
-    return from_hex(told["boxes"], dict, list), from_hex(told["digests"], dict, list)
-
-
-def _read_bad(told: dict[str, Any]) -> set[int]:
-    return {int(j) for j in told["bad"]}
-
-
-def _read_shares(told: dict[str, Any]) -> dict[int, bytes]:
-    return dict(from_hex(told["shares"], dict))
+    answers = messenger.mailbox.ask(requests, check, partial)
+    if not partial:
+        answers.complete(messenger.members.names)
+    return found, answers

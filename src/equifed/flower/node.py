@@ -27,7 +27,6 @@ from flwr.app import Context, Error, Message, RecordDict
 from equifed.flower.fleet import (
     Audit,
     AuditError,
-    Counter,
     Fleet,
     FleetError,
     RunOver,
@@ -47,9 +46,6 @@ RETRY = (1.0, 15.0)
 KEY_IN_USE = 90.0
 """Seconds after which a SuperLink has noticed that a node is gone."""
 
-IDLE_LINE = 3600.0
-"""Seconds between two lines of the audit log about polls."""
-
 KEPT_RUNS = 8
 """Runs whose context the process keeps."""
 
@@ -64,18 +60,16 @@ class Stop(BaseException):
 
 
 class Node:
-    """The node of one site; ``connect`` opens a connection whose bytes go to the given counter.
+    """The node of one site; ``connect`` makes a connection.
 
     The audit log is ``audit.jsonl`` in the site's memory folder, unless another is given.
     """
 
-    def __init__(
-        self, site: Site, connect: Callable[[Counter], Fleet], audit: Path | None = None
-    ) -> None:
+    def __init__(self, site: Site, connect: Callable[[], Fleet], audit: Path | None = None) -> None:
         self.site, self.connect = site, connect
         self.name, self.policy = name_site(site.settings, 0), Policy.of(read_site(site.settings))
         self.audit = Audit(audit or site.memory / "audit.jsonl", self.name)
-        self.work, self.counter = Workshop(site), Counter()
+        self.work = Workshop(site)
         self._told, self._since = "", 0.0
 
     def run(self) -> None:
@@ -89,7 +83,7 @@ class Node:
             log.info("equifed: the node ends")
         finally:
             self.work.stop()
-            self.audit.write("stopped", self.counter.close("keeping"))
+            self.audit.write("stopped")
             self.audit.close()
 
     def _connect_again_and_again(self) -> None:
@@ -97,7 +91,7 @@ class Node:
         while True:
             fleet: Fleet | None = None
             try:
-                fleet = self.connect(self.counter)
+                fleet = self.connect()
                 number = fleet.open()
                 self.audit.write("connected", superlink=fleet.address, node=str(number))
                 log.info("equifed: %s is connected to %s", self.name, fleet.address)
@@ -131,28 +125,25 @@ class Node:
         self._told, self._since = reason, now
 
     def _serve(self, fleet: Fleet) -> None:
-        idle = said = time.monotonic()
+        idle = time.monotonic()
         while True:
             if fleet.lost.is_set():
                 raise FleetError(f"{fleet.address} does not know this node any more")
             try:
                 got = fleet.receive()
             except RunOver:
-                self.audit.write("run is over", self.counter.close("work"))
+                self.audit.write("run is over")
                 continue
-            now = time.monotonic()
             if got is None:
-                if now - said > IDLE_LINE:
-                    self.audit.write("idle", self.counter.close("keeping"))
-                    said = now
-                time.sleep(min(LONGEST, max(SHORTEST, 0.1 * (now - idle))))
+                time.sleep(min(LONGEST, max(SHORTEST, 0.1 * (time.monotonic() - idle))))
                 continue
             self._answer(fleet, *got)
             idle = time.monotonic()
 
     def _answer(self, fleet: Fleet, run: int, seconds: float, parcel: Parcel) -> None:
         """Answer one request, and write down what came of it."""
-        began, told = time.monotonic(), {"flower_run": str(run)}
+        began = time.monotonic()
+        told: dict[str, Any] = {"flower_run": str(run), "bytes_in": parcel.count_bytes()}
         try:
             set_identity(run, fleet.node_id)
             message = parcel.open()
@@ -160,6 +151,7 @@ class Node:
             told |= what
             leaves = reply.open()
             told |= describe_reply(leaves)
+            told["bytes_out"] = reply.count_bytes()
             fleet.send(reply, leaves, time.monotonic() - began)
         except RunOver:
             told["error"] = "the run was over before the answer was taken"
@@ -171,7 +163,7 @@ class Node:
             told["error"] = f"not answered ({type(error).__name__})"
         finally:
             took = round(time.monotonic() - began, 4)
-            self.audit.write("request", self.counter.close("work"), **told, seconds=took)
+            self.audit.write("request", **told, seconds=took)
 
     def _do(
         self, run: int, node: int, seconds: float, parcel: Parcel, message: Message
@@ -225,11 +217,11 @@ def serve_site(
         )
     key, trusted = open_key(node_key), root_certificates.read_bytes()
 
-    def connect(counter: Counter) -> Fleet:
-        return Fleet(superlink, trusted, key, counter)
+    def connect() -> Fleet:
+        return Fleet(superlink, trusted, key)
 
     try:
-        connect(Counter()).close()  # a certificate that cannot be read is told at once
+        connect().close()  # a certificate that cannot be read is told at once
     except (ValueError, OSError) as error:
         raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
     # The key also signs the hello, and the keys of hidden sums.

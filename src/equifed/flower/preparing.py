@@ -1,17 +1,27 @@
-"""Fitting one preparation across sites: questions go out, and sums of the answers come back."""
+"""What sites tell of their tables before a run, and one preparation for all of them.
+
+Fitting it, questions go out and sums of the answers come back; statistics are of each site, for
+people.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from flwr.serverapp import Grid
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
+from equifed.data.describe import Described, Table, tabulate_columns, tabulate_shares
 from equifed.data.fit import NOT_ASKED, Question, ask_kinds, combine_targets
 from equifed.data.fit_by_sums import (
     BASE,
@@ -21,15 +31,25 @@ from equifed.data.fit_by_sums import (
     from_vector,
     measure_vector,
 )
-from equifed.data.preparation import NumberColumn, Preparation, Target
+from equifed.data.preparation import NumberColumn, Target
 from equifed.data.site_table import TableSettings
 from equifed.data.split import DataError
-from equifed.flower.handshake import Hello, StartError
+from equifed.flower.app_config import FederationSettings
+from equifed.flower.handshake import (
+    Hello,
+    StartError,
+    check_versions,
+    describe_difference,
+    greet_all,
+)
 from equifed.flower.mailbox import Mailbox
-from equifed.flower.members import Members
+from equifed.flower.members import Fitted, Members
 from equifed.flower.messenger import Messenger, SecureSums
+from equifed.flower.participant import FAR
+from equifed.flower.plan import Plan, read_plan, sign_plan, unpack_plan
 from equifed.flower.task import OneClient, Task
-from equifed.flower.wire import Reply, WireError, expect_vector
+from equifed.flower.wire import Reply, Request, WireError, expect_number, expect_vector
+from equifed.training.files import write_file
 
 
 @dataclass
@@ -44,27 +64,16 @@ class Fit:
     hidden: SecureSums | None = None
     warnings: list[str] = field(default_factory=list)
 
-    def check(self, hellos: Sequence[Hello]) -> None:
-        """Refuse tables that do not fit together."""
-        check_tables(hellos, self.settings)
-        combine_told_targets(hellos, self.settings)
+    def __call__(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Fitted | None:
+        """Refuse tables that do not fit together; ask until the preparation is known, if it is not.
 
-    def run(
-        self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]
-    ) -> tuple[Preparation, dict[str, list[float]]]:
-        """Ask until the preparation is known; :class:`StartError` if that cannot be."""
-        settings = self.settings
-        first = hellos[0].table
-        assert first is not None
-        asked = ask_kinds(
-            [name for name, _ in first.columns],
-            combine_told_targets(hellos, settings),
-            settings.prepare,
-            client=settings.client,
-            choosy=settings.features is None,
-            left_out=dict.fromkeys(first.rest, NOT_ASKED),
-        )
-        asked["salt"] = run
+        Raises :class:`StartError` if that cannot be.
+        """
+        check_tables(hellos, self.settings)
+        target = combine_told_targets(hellos, self.settings)
+        if all(hello.model for hello in hellos):
+            return None
+        asked = {**self._ask_first(hellos[0], target), "salt": run}
         self.warnings = find_odd_labels(hellos)
         nothing = SimpleNamespace(size=0, dtype=torch.float64, device="cpu")
         engine = cast(OneClient, SimpleNamespace(model=nothing))  # there is no model yet
@@ -79,7 +88,7 @@ class Fit:
             return total
 
         try:
-            fitted = fit_by_sums(asked, add, lambda asked: _collect(messenger, asked))
+            fitted = fit_by_sums(asked, add, partial(_collect, messenger))
         except DataError as error:
             raise StartError(f"The sites' tables cannot be prepared: {error}") from error
         except MissingClients as lost:
@@ -91,7 +100,22 @@ class Fit:
                 "The sites' answers do not fit together, so that no preparation comes of them "
                 f"({type(error).__name__}); see what they have: equifed flower statistics."
             ) from error
-        return fitted, _list_totals(fitted, counts)
+        wide = [c for c in fitted.columns if isinstance(c, NumberColumn) and c.name in counts]
+        scaled = wide if fitted.scale == "standard" else ()
+        return fitted, {c.name: [counts[c.name], c.centre, c.scale] for c in scaled}
+
+    def _ask_first(self, first: Hello, target: Target) -> Question:
+        """Return the first question, of the columns that all have."""
+        settings, table = self.settings, first.table
+        assert table is not None
+        return ask_kinds(
+            [name for name, _ in table.columns],
+            target,
+            settings.prepare,
+            client=settings.client,
+            choosy=settings.features is None,
+            left_out=dict.fromkeys(table.rest, NOT_ASKED),
+        )
 
 
 def _add(messenger: Messenger, asked: Question) -> Vector:
@@ -128,17 +152,6 @@ def _collect(messenger: Messenger, asked: Question) -> list[Mapping[str, Sequenc
 
     replies = messenger.ask(requests, check)
     return [replies[i].numbers["names"] for i in sorted(replies)]
-
-
-def _list_totals(fitted: Preparation, counts: Mapping[str, int]) -> dict[str, list[float]]:
-    """Return count, mean and deviation of the columns that were scaled by these."""
-    if fitted.scale != "standard":
-        return {}
-    return {
-        c.name: [counts[c.name], c.centre, c.scale]
-        for c in fitted.columns
-        if isinstance(c, NumberColumn) and c.name in counts
-    }
 
 
 # -- whether tables fit together ------------------------------------------------------------------
@@ -216,3 +229,146 @@ def combine_told_targets(hellos: Sequence[Hello], settings: TableSettings) -> Ta
         return combine_targets(settings.target, told, settings.task, settings.classes)
     except DataError as error:
         raise StartError(f"{error} Settings of the app stand in [data] of equifed.toml.") from None
+
+
+# -- statistics of every site ----------------------------------------------------------------------
+
+STATISTICS = "statistics.json"
+
+Told = dict[str, Any]
+"""One site's statistics: ``rows`` by split, ``columns`` and ``labels``; without the last two where
+it does not show them by name."""
+
+
+def show_statistics(
+    grid: Grid, settings: FederationSettings, say: Callable[[str], None], plan: Plan
+) -> dict[str, Any]:
+    """Ask every site, print tables and what is odd, and return both.
+
+    ``plan`` is the one that nobody signed, for sites that let anybody ask.
+    With a run folder in the settings they are also written there, to ``statistics.json``.
+    """
+    signed = unpack_plan(settings.plan) if settings.plan else sign_plan(plan)
+    run, told = read_plan(signed["text"]).run, {"plan": signed}
+    hellos, left = greet_all(grid, settings.deadlines, run, settings.clients, told)
+    nodes = sorted(hellos, key=lambda node: hellos[node].name)
+    listed = [hellos[node] for node in nodes]
+    check_versions(listed)
+    mailbox = Mailbox(grid, settings.deadlines, len(nodes))
+    mailbox.nodes = dict(enumerate(nodes))
+    found: dict[str, Told] = {}
+
+    def check(i: int, reply: Reply) -> None:
+        found[listed[i].name] = read_statistics(reply.numbers)
+
+    asked = {i: Request("statistics", run, "statistics", i) for i in range(len(nodes))}
+    answers = mailbox.ask(asked, check)
+    odd = [f"{listed[i].name}: {f.reason}" for i, f in sorted(answers.failures.items())]
+    odd += [f"{f.name or f'node {node}'}: {f.reason}" for node, f in left.items()]
+    if not found:
+        raise StartError(f"No site sent statistics: {'; '.join(odd)}.")
+    for other in listed[1:]:
+        odd += [d for d in [describe_difference(listed[0], other)] if d]
+    odd += find_outlying(found)
+    for table in tabulate(found):
+        for line in (*str(table).splitlines(), ""):
+            say(line)
+    for sentence in odd:
+        say(f"WARNING: {sentence}")
+    result = {"sites": found, "warnings": odd}
+    if settings.out:
+        Path(settings.out).mkdir(parents=True, exist_ok=True)
+        write_file(Path(settings.out) / STATISTICS, json.dumps(result, indent=1).encode() + b"\n")
+    return result
+
+
+def read_statistics(numbers: Mapping[str, Any]) -> Told:
+    """Read a site's reply, or raise :class:`WireError`."""
+    try:
+        given = numbers["statistics"]
+        told: Told = {"rows": {str(k): _count(v) for k, v in given["rows"].items()}}
+        if "columns" in given:
+            told["columns"] = {str(c): _read_column(d) for c, d in given["columns"].items()}
+            labels = given.get("labels")
+            if labels is not None:
+                told["labels"] = {str(text): _count(n) for text, n in labels.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError("sent no statistics") from error
+    return told
+
+
+def tabulate(found: Mapping[str, Told]) -> list[Table]:
+    """Return tables of rows, labels, gaps and means, sites as rows."""
+    splits = list(dict.fromkeys(k for told in found.values() for k in told["rows"]))
+    rows = [(who, *(str(told["rows"].get(k, 0)) for k in splits)) for who, told in found.items()]
+    tables = [Table("rows", ("site", *splits), rows)]
+    shown = {who: told for who, told in found.items() if "columns" in told}
+    labels = list(dict.fromkeys(t for told in shown.values() for t in told.get("labels", {})))
+    if labels:
+        counts = [[told.get("labels", {}).get(t, 0) for t in labels] for told in shown.values()]
+        about = "training rows", list(shown), np.array(counts), labels
+        tables.append(tabulate_shares(*about)[0])
+    return tables + (tabulate_columns("training rows", _turn(shown)) if shown else [])
+
+
+def find_outlying(found: Mapping[str, Told]) -> list[str]:
+    """Name sites whose column is far from the others', constant or empty, or with one label."""
+    shown = {who: told for who, told in found.items() if "columns" in told}
+    out = [f"{who} does not show its numbers by name" for who in found if who not in shown]
+    for column, told in _turn(shown).items():
+        empty = [who for who, d in told.items() if d["rows"] and d["missing"] == d["rows"]]
+        out += [f"{who}: column {column!r} has no value at all" for who in empty]
+        numbers = {who: d for who, d in told.items() if "mean" in d}
+        same = [who for who, d in numbers.items() if d["deviation"] == 0]
+        for who in same if len(same) < len(numbers) else ():
+            value = f"{numbers[who]['mean']:.4g} in every row, and varies at other sites"
+            out.append(f"{who}: column {column!r} is {value}. Does it stand for a missing value?")
+        for who in numbers if len(numbers) > 1 else ():
+            others = [d for name, d in numbers.items() if name != who]
+            out += _compare(who, column, numbers[who], others)
+    for who, t in shown.items():
+        labels = {text: n for text, n in t.get("labels", {}).items() if n}
+        if "labels" in t and len(labels) == 1:
+            out.append(f"{who}: every training row has the label {next(iter(labels))!r}")
+    return out
+
+
+def _compare(
+    who: str, column: str, own: Mapping[str, float], others: Sequence[Mapping[str, float]]
+) -> list[str]:
+    sizes = [d["rows"] - d["missing"] for d in others]
+    means, deviations = (np.array([d[key] for d in others]) for key in ("mean", "deviation"))
+    mean = float(np.average(means, weights=sizes))
+    deviation = math.sqrt(np.average(deviations**2 + (means - mean) ** 2, weights=sizes))
+    apart = abs(own["mean"] - mean)
+    if apart <= FAR * deviation or apart <= 1e-9 * max(abs(mean), abs(own["mean"])):
+        return []
+    how = f"{apart / deviation:.1f} deviations" if deviation else f"{apart:.3g}"
+    factor = f", {own['mean'] / mean:.3g} times theirs" if mean and own["mean"] / mean > 0 else ""
+    return [
+        f"{who}: column {column!r} has the mean {own['mean']:.4g}, the other sites "
+        f"{mean:.4g} ± {deviation:.2g}: {how} apart{factor}. Are its units the same?"
+    ]
+
+
+def _turn(shown: Mapping[str, Told]) -> Described:
+    """Return statistics by column, then by site."""
+    columns = list(dict.fromkeys(c for told in shown.values() for c in told["columns"]))
+    nothing = {"rows": 1, "missing": 1}
+    return {c: {who: t["columns"].get(c, nothing) for who, t in shown.items()} for c in columns}
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("no count")
+    return value
+
+
+def _read_column(told: Mapping[str, Any]) -> dict[str, float]:
+    out: dict[str, float] = {"rows": _count(told["rows"]), "missing": _count(told["missing"])}
+    if out["missing"] > out["rows"]:
+        raise ValueError("more gaps than rows")
+    if "mean" in told and out["missing"] < out["rows"]:
+        out["mean"] = expect_number("mean", told["mean"])
+        out["deviation"] = expect_number("deviation", told["deviation"], least=0.0)
+    return out

@@ -26,13 +26,14 @@ from equifed.flower.mailbox import Answers, Check, Mailbox
 from equifed.flower.members import Members
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import SecureSums
+from equifed.flower.participant import Client
 from equifed.flower.plan import Plan, pack_plan, read_plan, sign_plan
 from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Privacy, import_from
 from equifed.flower.task import Schema, Task
 from equifed.flower.wire import Request
-from equifed.flower.worker import Client, Worker
+from equifed.flower.worker import Worker
 from equifed.models.losses import resolve_loss
 from equifed.training.keys import PublicKey, read_key_file, read_private
 from equifed.training.loop import train

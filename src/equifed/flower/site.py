@@ -26,7 +26,6 @@ from equifed.data.site_table import SiteTable, TableSettings
 from equifed.data.split import DataError
 from equifed.flower.budget import Budget, Refused
 from equifed.flower.memory import find_root
-from equifed.flower.task import Schema, shorten_names
 from equifed.runs.schema import Checker, ConfigError, construct, settings
 from equifed.training.keys import KeyProblem, PublicKey, read_keys
 
@@ -183,6 +182,8 @@ class SiteData:
 
     def describe(self) -> dict[str, Any]:
         """Return what a hello says of a table that is not prepared yet."""
+        from equifed.flower.task import Schema, shorten_names  # which loads torch
+
         table, names = self.table, self.table.features
         digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
         kind = (len(names),), self.settings.dtype, (), "float64", None

@@ -14,15 +14,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
-from torch import Tensor
 
 from equifed.contract.arrays import BlockMatrix
+
+if TYPE_CHECKING:  # a node that only passes messages on does without torch
+    import torch
+    from torch import Tensor
 
 PROTOCOL = 9
 """Version of the messages; both sides must have the same."""
@@ -332,13 +334,13 @@ def digest_tensor(vector: Tensor) -> str:
 def pack_blocks(blocks: Tensor, thin: bool) -> Tensor:
     """Return blocks as one vector: of symmetric ones the upper triangle alone.
 
+    >>> import torch
     >>> pack_blocks(torch.tensor([[[1.0, 2.0], [2.0, 3.0]]]), thin=False)
     tensor([1., 2., 3.])
     """
     if thin or blocks.dim() == 2:
         return blocks.reshape(-1)
-    q = blocks.shape[-1]
-    rows, columns = torch.triu_indices(q, q, device=blocks.device)
+    rows, columns = np.triu_indices(blocks.shape[-1])
     return blocks[:, rows, columns].reshape(-1)
 
 
@@ -346,8 +348,7 @@ def unpack_blocks(vector: Tensor, shape: torch.Size, thin: bool) -> Tensor:
     """Return the blocks that :func:`pack_blocks` made a vector of."""
     if thin or len(shape) == 2:
         return vector.reshape(shape)
-    q = shape[-1]
-    rows, columns = torch.triu_indices(q, q, device=vector.device)
+    rows, columns = np.triu_indices(shape[-1])
     blocks, upper = vector.new_zeros(shape), vector.reshape(shape[0], -1)
     blocks[:, rows, columns], blocks[:, columns, rows] = upper, upper
     return blocks
@@ -365,6 +366,8 @@ def read_metric(arrays: Sent, size: int) -> BlockMatrix | None:
     """Return the matrix of a request, for models of ``size`` numbers, or None."""
     if "metric" not in arrays:
         return None
+    import torch
+
     packed, places = (np.asarray(arrays.get(name)) for name in ("metric", "places"))
     if packed.dtype != np.float64 or packed.ndim != 1 or not np.isfinite(packed).all():
         raise WireError("the metric is not a vector of finite numbers in double precision")

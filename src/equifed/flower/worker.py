@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +25,16 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.fit_by_sums import find_names, to_vector
 from equifed.data.preparation import Preparation
-from equifed.data.site_table import find_stretched
 from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.account import Account, accept_plan, list_questions, name_common
 from equifed.flower.budget import FREE, PAID, Refused, refuse
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
-from equifed.flower.secure.masking import Identity, Masking, Signer
-from equifed.flower.site import Policy, SiteData
-from equifed.flower.statistics import describe_arrays, describe_table, find_far
-from equifed.flower.task import PACKAGES, OneClient, Schema, Task
+from equifed.flower.participant import Client, Stale, find_far
+from equifed.flower.secure.masking import Masking, Signer
+from equifed.flower.site import SiteData
+from equifed.flower.task import PACKAGES, OneClient, Schema
 from equifed.flower.wire import (
     ALWAYS,
     PARTS,
@@ -55,80 +52,6 @@ from equifed.models.curvature import known_curvature
 from equifed.models.own_part import fit_new_client
 from equifed.training.keys import PublicKey
 from equifed.training.tables import package_versions
-
-log = logging.getLogger("equifed")
-
-
-class Stale(Exception):
-    """The request refers to something that this client does not hold."""
-
-
-@dataclass
-class Client:
-    """One client: its data, its task, the folder of its memory, its policy and keys.
-
-    A table becomes samples when the preparation of all sites is known. ``results`` is the folder
-    for models of runs that ended.
-    """
-
-    data: Federation | SiteData
-    task: Task
-    root: Path
-    partition: int | None = None
-    policy: Policy = field(default_factory=Policy)
-    identity: Identity = field(default_factory=Identity)
-    results: Path | None = None
-    _prepared: tuple[str, Federation] | None = None
-    _engine: tuple[Federation, int, OneClient] | None = None
-    _first: float | None = None
-
-    @property
-    def name(self) -> str:
-        """The client's name."""
-        return self.data.table.name if isinstance(self.data, SiteData) else self.data.names[0]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Samples of every split."""
-        if isinstance(self.data, SiteData):
-            return self.data.table.sizes
-        return {k: len(split) for k, split in self.data.splits().items()}
-
-    def prepare(self, memory: Memory) -> Federation:
-        """Return the samples; those of a table prepared as the run has it."""
-        if isinstance(self.data, Federation):
-            return self.data
-        told = memory.read_record("preparation")
-        if not told:
-            raise Stale("this client does not hold the preparation of the run")
-        key = json.dumps(told, sort_keys=True)
-        if self._prepared is None or self._prepared[0] != key:
-            fitted, table = Preparation.from_json(told), self.data.table
-            for sentence in (*table.told, *table.find_duplicates(fitted)):
-                log.warning("equifed: %s", sentence)
-            made, agreed = table.prepare(fitted, self.data.settings.dtype), table.request.prepare
-            column = find_stretched(made, fitted, agreed)
-            if column:
-                raise Refused(
-                    f"column {column!r:.60} is not scaled as the rows here are; are its units "
-                    "those of the others?"
-                )
-            self._prepared = key, made
-        return self._prepared[1]
-
-    def build_engine(self, federation: Federation, position: int) -> OneClient:
-        """Return the engine for a position in the federation."""
-        kept = self._engine
-        if kept is None or kept[0] is not federation or kept[1] != position:
-            kept = federation, position, self.task.build_engine(federation, position)
-            self._engine = kept
-        return kept[2]
-
-    def measure_first(self, engine: OneClient, seed: int) -> float:
-        """Return the length of the first model of a run."""
-        if self._first is None:
-            self._first = float(engine.initial(Stream(seed, ("initial",))).double().norm())
-        return self._first
 
 
 class Worker:
@@ -237,15 +160,15 @@ class Worker:
         if isinstance(client.data, SiteData):
             if told is not None:
                 Preparation.from_json(told)  # refuses what is none
-                self._take_once("preparation", told)
             about |= client.data.describe()
-            if not self.memory.read_record("preparation"):
-                return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
+            kept, totals = self._take_once("preparation"), self._take_once("totals")
             if self.policy.show_by_name:
-                notes += find_far(client.data.table, self._take_once("totals"))
+                notes += find_far(client.data.table, totals)
+            if not kept:
+                return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
         schema, model = Schema.of(self.federation).to_dict(), self.task.fingerprint(self.engine)
-        whole = {**about, "schema": schema, "model": model, "notes": notes}
-        whole["noised"] = self.policy.budget is not None
+        noised = self.policy.budget is not None
+        whole = {**about, "schema": schema, "model": model, "notes": notes, "noised": noised}
         return self.request.reply(self._signer().sign("hello", whole))
 
     def prepare(self) -> Reply:
@@ -259,24 +182,15 @@ class Worker:
         answer = data.table.answer({**asked, "stage": "sums"} if named else asked)
         if asked["stage"] == "names":
             return self.request.reply({"names": find_names(asked, answer)})
+        # Sums of a question's answers over nearly the same sites must not both be opened.
+        question = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
         vector = to_vector(asked, answer)
-        if "mask" in self.args:
-            # Sums of a question's answers over nearly the same sites must not both be opened.
-            text = json.dumps(asked, sort_keys=True, default=str)
-            question = hashlib.sha256(text.encode()).hexdigest()
-            return self.request.reply(
-                {}, {"masked": self._masking().mask(vector, "prepare", question, 0, "")}
-            )
-        self.policy.allow_clear()
-        return self.request.reply({}, {"vector": vector})
+        return self._give("vector", vector, "prepare", question.hexdigest(), 0, "")
 
     def statistics(self) -> Reply:
         """Return rows, labels and means, as far as the site shows them."""
-        data, shown = self.client.data, self.policy.show_by_name
         self.policy.check_plan({}, self.client.sizes["train"])
-        if isinstance(data, SiteData):
-            return self.request.reply({"statistics": describe_table(data.table, shown)})
-        return self.request.reply({"statistics": describe_arrays(data, shown)})
+        return self.request.reply({"statistics": self.client.describe_rows()})
 
     # -- the verbs --------------------------------------------------------------------------------
 
@@ -301,10 +215,8 @@ class Worker:
         """Do local work, and keep or send what comes of it."""
         work = LocalWork.from_dict(self.args["work"]).work(scale=self._metric())
         self.policy.check_work(work, len(self.federation.train))
-        target, slope = None, self.args["slope"]
-        control = self._control()
-        if control is not None:
-            target = self._sent("target")
+        slope, control = self.args["slope"], self._control()
+        target = None if control is None else self._sent("target")
         moved = self.engine.local_steps(
             self._sent("x"),
             work,
@@ -332,8 +244,7 @@ class Worker:
         if "minus" in self.args:
             vector = vector - self._recall(str(self.args["minus"]))
         kind = f"{'change of ' if 'minus' in self.args else ''}{key.rpartition('/')[2]}"
-        masked = self._masking().mask(vector, kind, *self.memory.trace(key))
-        return self.request.reply({}, {"masked": masked})
+        return self._give("vector", vector, kind, *self.memory.trace(key))
 
     def curvature(self) -> Reply:
         """Return this client's second derivatives, or their product with a thin matrix, packed."""
@@ -347,15 +258,8 @@ class Worker:
         if isinstance(found, str):
             raise WireError(found)
         vector = pack_blocks(found.blocks, thin is not None and form == "blocks")
-        packed = _array(vector.to(self.engine.model.dtype))
-        if "mask" not in self.args:
-            self.policy.allow_clear()
-            return self.request.reply({}, {"curvature": packed})
-        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
-        about = name_common(self.request)
-        return self.request.reply(
-            {}, {"masked": self._masking().mask(packed, "curvature", model, self.round, about)}
-        )
+        packed, about = _array(vector.to(self.engine.model.dtype)), name_common(self.request)
+        return self._give("curvature", packed, "curvature", self._model(), self.round, about)
 
     def _tell_noised_curvature(self) -> Reply:
         """Return a bound on one block of the Hessian from noised moments, without the penalty."""
@@ -391,8 +295,8 @@ class Worker:
 
     def metrics(self) -> Reply:
         """Return the metrics of every split, and what single samples say if that is asked."""
-        numbers, asked = {}, as_metrics(self.args["metrics"])
-        x, splits = self._sent("x"), self.args["splits"]
+        numbers, asked, x = {}, as_metrics(self.args["metrics"]), self._sent("x")
+        splits = self.args["splits"]
         for found in self.engine.evaluate(x, splits, asked):
             metrics = {name: float(values[0]) for name, values in found.metrics.items()}
             for name in {"loss", "mse"} & set(metrics):
@@ -455,22 +359,20 @@ class Worker:
             raise WireError(f"no own part can be fitted here: {error}") from error
         return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in names]).to(x)
 
-    def _take_once(self, what: str, told: Any = None) -> Any:
+    def _take_once(self, what: str) -> Any:
         """Return what was said with the hello of a run, which cannot be changed later."""
-        told = self.args.get(what) if told is None else told
-        kept = self.memory.read_record(what)
+        told, kept = self.args.get(what), self.memory.read_record(what)
         if told and kept and told != kept:
             raise Refused(f"the {what} differs from the one this site received earlier in this run")
         if told and not kept:
             self.memory.write_record(what, told)
-        return told or {}
+        return told or kept
 
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
         shorten = self.policy.shorten
         rows = {name: shorten(_array(vectors.matrix[0])) for name, vectors in parts.items()}
-        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
-        about = name_common(self.request)
+        model, about = self._model(), name_common(self.request)
         for name, row in rows.items():
             self.memory.put(f"{self.request.tag}/{name}", row, self.round, model, about)
         if self.policy.budget is not None:
@@ -483,9 +385,19 @@ class Worker:
             return self.request.reply(numbers, rows)
         if rows and "mask" in self.args:
             kind = str(self.args["mask"]["part"])
-            masked = self._masking().mask(rows[kind], kind, model, self.round, about)
-            return self.request.reply(numbers, {"masked": masked})
+            reply = self._give("", rows[kind], kind, model, self.round, about)
+            return replace(reply, numbers=numbers)
         return self.request.reply(numbers)
+
+    def _give(self, name: str, vector: NDArray[Any], *about: Any) -> Reply:
+        """Send a vector scaled and masked (``about`` is for ``Masking``), else in clear."""
+        if "mask" in self.args:
+            return self.request.reply({}, {"masked": self._masking().mask(vector, *about)})
+        self.policy.allow_clear()
+        return self.request.reply({}, {name: vector})
+
+    def _model(self) -> str:
+        return digest_model(np.asarray(self.request.arrays["x"]).tobytes())
 
     def _control(self) -> DenseVectors | None:
         key = self.args["control"]

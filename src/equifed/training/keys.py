@@ -95,12 +95,15 @@ def public_of(private: Any, name: str) -> PublicKey:
     return PublicKey(told.decode(), name)
 
 
-def make_key(folder: Path, name: str) -> PublicKey:
-    """Write ``name.key``, readable by its owner alone, and ``name.pub``; overwrite nothing."""
+def make_key(folder: Path, name: str, private: Any = None) -> PublicKey:
+    """Write ``name.key``, readable by its owner alone, and ``name.pub``; overwrite nothing.
+
+    It is a new Ed25519 key, unless one is given.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    private = Ed25519PrivateKey.generate()
+    private = Ed25519PrivateKey.generate() if private is None else private
     public = public_of(private, name)
     folder.mkdir(parents=True, exist_ok=True)
     content = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -121,7 +124,8 @@ def read_private(path: Path) -> Any:
     except (OSError, ValueError, TypeError) as error:
         raise KeyProblem(
             f"{path} holds no private key that can be used ({type(error).__name__}); it must be in "
-            "OpenSSH format and have no password. Make one with: equifed flower keys"
+            "OpenSSH format and have no password. Make one with: equifed flower keys (an "
+            "operator's) or equifed flower certificates (a node's)"
         ) from error
 
 

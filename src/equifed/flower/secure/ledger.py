@@ -79,7 +79,9 @@ class Ledger:
         near = [s for s in self.sums if s.model == wanted.model or s.round == wanted.round]
         for other in near:
             if not are_apart(wanted.members, other.members):
-                return f"a sum opened before at this model has {_count_apart(wanted, other)}"
+                count = len(wanted.members ^ other.members)
+                members = f"{count} member{'s' if count > 1 else ''} more or fewer"
+                return f"a sum opened before at this model has {members}"
         same = [s.row for s in near if s.kind == wanted.kind]
         return find_exposed(np.stack([*same, wanted.row]))
 
@@ -118,11 +120,6 @@ def are_apart(one: Iterable[int], other: Iterable[int]) -> bool:
     """
     different = len(set(one) ^ set(other))
     return different == 0 or different >= APART
-
-
-def _count_apart(one: Sum, other: Sum) -> str:
-    count = len(one.members ^ other.members)
-    return f"{count} member{'s' if count > 1 else ''} more or fewer"
 
 
 def find_exposed(rows: NDArray[np.float64]) -> str | None:

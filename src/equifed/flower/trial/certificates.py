@@ -20,12 +20,11 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
-    load_ssh_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equifed.flower.memory import write_private
+from equifed.training.keys import KeyProblem, make_key, read_private
 
 PEM = Encoding.PEM
 VALID_DAYS = 30
@@ -110,32 +109,18 @@ def make_certificates(
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     """Write a SuperNode's key pair, ``name.key`` and ``name.pub``, in OpenSSH format."""
-    folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP384R1())
     secret, public = folder / f"{name}.key", folder / f"{name}.pub"
-    private = key.private_bytes(PEM, PrivateFormat.OpenSSH, NoEncryption())
-    write_private(secret, private)
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    secret.unlink(missing_ok=True)
+    make_key(folder, name, ec.generate_private_key(ec.SECP384R1()))
     return secret, public
 
 
 def find_key_problems(path: Path) -> Iterator[str]:
     """Say what is wrong with a SuperNode's private key: format, kind, or who may read it."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        yield f"{path} cannot be read ({type(error).__name__})"
-        return
-    if b"OPENSSH PRIVATE KEY" not in content:
-        yield (
-            f"{path} is not in OpenSSH format, the only one that Flower takes; make one with: "
-            "ssh-keygen -t ecdsa -b 384 -N '' -f node"
-        )
-        return
-    try:
-        key = load_ssh_private_key(content, password=None)
-    except (ValueError, TypeError) as error:
-        yield f"{path} cannot be used ({type(error).__name__}); a password is not possible"
+        key = read_private(path)
+    except KeyProblem as error:
+        yield str(error)
         return
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         yield f"{path} is not an elliptic-curve key; make one with: ssh-keygen -t ecdsa -b 384"

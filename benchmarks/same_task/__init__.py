@@ -1,0 +1,1 @@
+"""The same task in equifed, Flower, fluke, and scikit-learn with fairlearn."""
