@@ -236,10 +236,10 @@ X = np.zeros(2, "float32")
 REFUSED = {
     r"'a': train is a Streamed, which has no length": lambda: Streamed(),
     r"train is a Streamed.*no length": lambda: td.DataLoader(Streamed()),
-    r"WeightedRandomSampler draws some items more often": lambda: td.DataLoader(
+    r"WeightedRandomSampler may draw some items more often": lambda: td.DataLoader(
         pairs(), sampler=td.WeightedRandomSampler([1.0] * 9, 9)
     ),
-    r"RandomSampler draws some items": lambda: td.DataLoader(
+    r"RandomSampler may draw some items": lambda: td.DataLoader(
         pairs(), sampler=td.RandomSampler(pairs(), replacement=True)
     ),
     r"DataLoader with batch_size=None": lambda: td.DataLoader(pairs(), batch_size=None),
@@ -337,8 +337,10 @@ def test_hugging_face_data_sets():
         Federation.from_clients(datasets.DatasetDict(train=whole, test=whole))
     with pytest.raises(DataError, match="one of site, pixels, label"):
         Federation.from_clients(whole, client="hospital")
-    with pytest.raises(DataError, match="which has no length"):
-        Federation.from_clients({"a": whole.to_iterable_dataset()})
+    streamed = whole.to_iterable_dataset()
+    for given, how in (({"a": streamed}, {}), (streamed, {"client": "site"})):
+        with pytest.raises(DataError, match="is a IterableDataset, which has no length"):
+            Federation.from_clients(given, **how)
     other = whole.cast_column("label", datasets.ClassLabel(names=["dog", "cat", "owl"]))
     with pytest.raises(DataError, match="has the classes dog, cat, owl"):
         Federation.from_clients({**ones, "west": other}, features="pixels")

@@ -130,8 +130,8 @@ def test_samples_of_several_arrays_are_kept_with_their_names(tmp_path):
     np.testing.assert_array_equal(found.test.inputs, wanted.test.inputs)
     x, y = clients["south"]
     for odd, message in (
-        ({"ids": x["ids"]}, "'west' lacks 'age', which the first client has"),
-        (x["ids"].astype("float64"), "has one array per sample, the first one age"),
+        ({"ids": x["ids"]}, "'west': X lacks 'age', which the first client's X has"),
+        (x["ids"].astype("float64"), "is one array, the first client's X is age"),
     ):
         writer = FederationWriter(tmp_path / "other", classes=2)
         with pytest.raises(DataError, match=message), writer:

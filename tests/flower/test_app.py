@@ -150,7 +150,7 @@ def test_own_data_are_read_from_the_nodes_file(app: Path, tmp_path: Path) -> Non
         ({"algorithm": {"name": "fedavgg"}}, "did you mean 'fedavg'"),
         ({"threads": 2}, "there is no setting or table 'threads'"),
         ({"data": {"name": "table", "path": "x.csv", "target": "y"}}, "data.path"),
-        ({"data": {"klasses": 3}}, "the 'target' of the sites' tables, or 'classes' alone"),
+        ({"data": {"klasses": 3}}, "'target' of the sites' tables, or 'classes' and arrays, pad"),
     ],
 )
 def test_a_wrong_configuration_names_the_key(change: dict[str, Any], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
+from flwr.serverapp import strategy
+from flwr.serverapp.strategy import FedAvg
 from tests.flower.grid import MemoryGrid
 
 from equifed.flower.best_round import BestRound
@@ -75,7 +77,17 @@ def quiet():
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-@pytest.mark.parametrize("kind", [FedAvg, FedMedian, FedAdam])
+STOCK = "FedAvg FedAvgM FedMedian FedTrimmedAvg FedAdam FedAdagrad FedYogi Krum MultiKrum Bulyan"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(getattr(strategy, name) for name in STOCK.split()),
+        partial(strategy.FedProx, proximal_mu=0.1),
+        partial(strategy.QFedAvg, client_learning_rate=0.1),
+    ],
+)
 def test_the_round_of_the_best_worst_site(kind):
     best, result = play(kind())
     plain = kind().start(

@@ -3,7 +3,6 @@
 import copy
 import pickle
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -334,57 +333,43 @@ def _large():
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "text.md"
 
 
-class Tokenizer:
-    """In place of AutoTokenizer: a number for every word."""
-
-    pad_token_id = 0
-
-    @classmethod
-    def from_pretrained(cls, name):
-        return cls()
-
-    def __call__(self, text, truncation=False):
-        ids = [1 + len(word) % (WORDS - 1) for word in text.split()]
-        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+SMALL = {"vocab_size": 40, "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
 
 
-class Classifier(nn.Module):
-    """In place of AutoModelForSequenceClassification: it branches on values and has ``logits``."""
-
-    def __init__(self):
-        super().__init__()
-        self.embeddings, self.classifier = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
-
-    @classmethod
-    def from_pretrained(cls, name, attention_dropout):
-        torch.manual_seed(0)
-        return cls()
-
-    def forward(self, input_ids=None, attention_mask=None, labels=None, return_dict=None):
-        h = self.embeddings(input_ids)
-        if attention_mask is not None and not bool(attention_mask.all()):
-            h = h * attention_mask.unsqueeze(-1)
-        return SimpleNamespace(loss=None, logits=self.classifier(h.mean(1)))
+def save_pretrained(folder):
+    """Save a tiny DistilBert and a tokenizer as Hugging Face does, in place of a download."""
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install transformers")
+    words = {word: k for k, word in enumerate(["[PAD]", "[UNK]", "fine", "poor"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    config = transformers.DistilBertConfig(**SMALL, max_position_embeddings=16)
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(folder)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of the package datasets
 def test_the_snippet_for_hugging_face_runs(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="pip install datasets")
-    places = {"AutoTokenizer": Tokenizer, "AutoModelForSequenceClassification": Classifier}
-    places["PreTrainedTokenizerBase"] = type("Base", (), {})  # which datasets asks for
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**places))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    lines = [f"{'word ' * (k % 7 + 1)},{k % 2},{'AB'[k % 3 > 0]}" for k in range(60)]
+    monkeypatch.chdir(tmp_path)  # where from_pretrained finds a folder of the model's name
+    save_pretrained("distilbert-base-uncased")
+    lines = [
+        f"{'fine poor '[k % 2 * 5 :][:5] * (k % 7 + 1)},{k % 2},{'AB'[k % 3 > 0]}"
+        for k in range(60)
+    ]
     (tmp_path / "notes.csv").write_text("\n".join(["text,label,hospital", *lines]))
     (snippet,) = re.findall(r"^```py\n(.*?)^```", GUIDE.read_text("utf-8"), re.M | re.S)
+    assert sum(bool(line) and "import" not in line for line in snippet.splitlines()) <= 10
     known = {}
     with pytest.warns(UserWarning, match="engine='auto' does so now"):
         exec(compile(snippet, "text.md", "exec"), known)
     assert set(known["history"].per_client()) == {"A", "B"}
     assert known["clients"].model.own_shapes.keys() == {"classifier.weight", "classifier.bias"}
-    row = {name: [values] for name, values in Tokenizer()("a word").items()}
+    row = {name: [values] for name, values in known["tokenizer"]("fine").items()}
     assert known["history"].predictor().predict(row, client="A").size == 1
 
 
@@ -393,8 +378,7 @@ def test_a_model_of_transformers_takes_the_step_of_plain_torch() -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     datasets = pytest.importorskip("datasets", reason="pip install datasets")
     off = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-    small = {"vocab_size": 40, "dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}
-    config = transformers.DistilBertConfig(**small, **off, max_position_embeddings=9, num_labels=2)
+    config = transformers.DistilBertConfig(**SMALL, **off, max_position_embeddings=9, num_labels=2)
     model = transformers.DistilBertForSequenceClassification(config)
     draw = np.random.default_rng(0)
     rows = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -82,6 +83,33 @@ def test_short_forms_pass(more):
 )
 def test_what_the_reader_refuses_fails(more):
     assert not CHECK.is_valid(PLAIN | more)
+
+
+ROOT = Path(__file__).parents[2]
+APP = jsonschema.Draft202012Validator(make_schema(app=True))
+PAGES = [
+    (path.name, block)
+    for path in (ROOT / "docs" / "deploy-tables.md", ROOT / "docs" / "reference" / "samples.md")
+    for block in re.findall(r"^```toml\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)
+    if block.startswith("[data]")
+]
+
+
+def test_the_files_of_apps_pass_a_schema_of_their_own():
+    template = ROOT / "src" / "equifed" / "flower" / "template" / "equifed.toml.in"
+    APP.validate(tomllib.loads(template.read_text("utf-8").replace("{data}", "penguins")))
+    assert len(PAGES) == 2
+    for name, block in PAGES:
+        table = {**PLAIN, **tomllib.loads(block)}
+        APP.validate(table)
+        assert not CHECK.is_valid(table), name
+        (key, *_) = table["data"]
+        odd = {**table["data"], key + "x": table["data"][key]}
+        assert not APP.is_valid({**table, "data": odd}), name
+    wrong = {"arrays": {"a": "int64 3"}}, {"arrays": ["int 0"]}, {"pad": {"a": "x"}}
+    assert not any(APP.is_valid({**PLAIN, "data": data}) for data in wrong)
+    printed = json.loads(equifed("schema", "--app").stdout)
+    assert printed == json.loads(json.dumps(make_schema(app=True)))
 
 
 def test_a_resolved_configuration_passes():

@@ -1,7 +1,7 @@
 """What trackers receive, read back from their own files."""
 
+import json
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -109,28 +109,43 @@ def test_a_tracking_server_that_refuses_is_one_clear_message(tmp_path, monkeypat
         MLflow("fair", "one")
 
 
-def test_weights_and_biases_receives_every_number(monkeypatch, tmp_path):
-    logged, told = {}, []
+def read_offline(folder):
+    """Return what W&B wrote without a network: the run's settings, and its numbers by step."""
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
 
-    class Run:
-        def log(self, numbers, step):
-            logged.setdefault(step, {}).update(numbers)
+    (path,), store, run, steps = folder.rglob("*.wandb"), DataStore(), None, {}
+    store.open_for_scan(str(path))
+    while (data := store.scan_data()) is not None:
+        record = wandb_internal_pb2.Record.FromString(bytes(data))
+        if record.WhichOneof("record_type") == "run":
+            run = record.run
+        elif record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+            steps[row["_step"]] = row
+    store.close()
+    return run, steps
 
-        def finish(self):
-            told.append("finished")
 
-    def init(**given):
-        told.append(given)
-        return Run()
-
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+def test_weights_and_biases_writes_every_number(monkeypatch, tmp_path):
+    package = pytest.importorskip("wandb", reason="pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for what in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
+        monkeypatch.setenv(f"WANDB_{what}", str(tmp_path))
     (tracker,), run = open_trackers(["wandb"], tmp_path / "one", {"rounds": 20}), history()
     play(tracker, run)
-    config = {"project": "equifed", "name": "one", "config": {"rounds": 20}}
-    assert told == [config, "finished"]
+    package.teardown()  # its process writes the file
+    told, written = read_offline(tmp_path)
+    assert (told.project, told.display_name) == ("equifed", "one")
+    assert {c.key: c.value_json for c in told.config.update}["rounds"] == "20"
     rounds, values = run.series()
     for r, row in zip(rounds[1:], values[1:], strict=True):
-        assert logged[r]["test_accuracy/worst"] == row.min()
+        assert written[r]["test_accuracy/worst"] == row.min()
+
+
+def test_without_weights_and_biases_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="pip install wandb"):
         WandB()

@@ -129,11 +129,13 @@ def list_names(
         _show_sections([section] if section else list(SECTIONS), json)
 
 
-def schema() -> None:
+def schema(
+    app: Annotated[bool, typer.Option("--app", help="Of a Flower app's equifed.toml.")] = False,
+) -> None:
     """Print the JSON schema of configuration files, for editors that complete and check TOML."""
     from equifed.runs.init import make_schema
 
-    print_json(make_schema())
+    print_json(make_schema(app))
 
 
 def _show_sections(names: list[str], json: bool) -> None:

@@ -82,7 +82,7 @@ def _run_here(
                 if earlier is None:
                     plan, _ = sign_run(folder, settings, deployment.operator, None)
                 else:
-                    plan = sign_more_rounds(earlier, settings, deployment.operator)
+                    plan = sign_more_rounds(folder, earlier, settings, deployment.operator)
                 plans = [*settings, f'plan="{plan}"']
                 return _follow(folder, CONNECTION, plans, deployment.env)
         except DeployError as error:
@@ -267,7 +267,8 @@ def resume(
     if key is not None:
         from equifed.flower.rehearsal import sign_more_rounds
 
-        settings.append(f'plan="{sign_more_rounds(out, run_config or [], key)}"')
+        plan = sign_more_rounds(folder, out, run_config or [], key)
+        settings.append(f'plan="{plan}"')
     if connection is not None:
         if nodes is not None or keep is not None:
             raise ValueError("--nodes and --keep are for a federation here, not for a deployment.")

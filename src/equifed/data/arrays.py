@@ -8,7 +8,15 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from equifed.data.columns import name_key, name_values
-from equifed.data.fields import Layout, Packed, as_array, find_fields, is_frame, pack
+from equifed.data.fields import (
+    Layout,
+    Packed,
+    as_array,
+    compare_layouts,
+    find_fields,
+    is_frame,
+    pack,
+)
 from equifed.data.split import (
     FLOATS,
     MANY,
@@ -156,14 +164,7 @@ def _compare_layouts(parts: Sequence[Samples]) -> Layout | None:
     filled = [p for p in parts if len(p.inputs)]
     first = filled[0].layout if filled else None
     for p in filled:
-        if (p.layout is None) != (first is None):
-            single, several = (p, filled[0]) if p.layout is None else (filled[0], p)
-            raise DataError(
-                f"{single.who} X is one array, {several.who} X is {several.layout}; give all "
-                "clients the same."
-            )
-        if first is not None and p.layout is not None:
-            first.compare(p.layout, f"{p.who} X", f"{filled[0].who} X")
+        compare_layouts(first, p.layout, f"{p.who} X", f"{filled[0].who} X")
     return first
 
 

@@ -20,6 +20,7 @@ from equifed.data.split import FLOATS, TOKENS, Array, DataError, refuse, refuse_
 EXACT = 2**24
 """Largest whole number up to which float32 leaves out none."""
 KINDS = {"b": "truth values", "i": "whole numbers", "u": "whole numbers", "f": "real numbers"}
+WORDS = {"bool": KINDS["b"], "int": KINDS["i"], "float": KINDS["f"]}
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,12 @@ class Padding:
         out, lengths = {**columns}, dict[str, list[int]]()
         for name, rows in self.find(columns, where).items():
             lengths[name], length = list(map(len, rows)), longest.get(name, 0)
-            refuse(
-                (k for k, row in enumerate(rows) if len(row) > length),
-                lambda k, rows=rows, name=name, length=length: (  # type: ignore[misc]
-                    f"{where}[{name!r}], item {k} has {len(rows[k])} values, the model's samples "
-                    f"have at most {length}; cut it."
-                ),
-            )
+            if long := [k for k, row in enumerate(rows) if len(row) > length]:
+                most = f"the model's samples have at most {length}; cut it"
+                raise DataError(
+                    f"{where}[{name!r}], item {long[0]} has {len(rows[long[0]])} values, {most}.",
+                    f"{where}[{name!r}] has sequences that are longer: {most}.",
+                )
             kind = np.result_type(*[row.dtype for row in rows if len(row)] or [TOKENS])
             out[name] = np.full((len(rows), length), self._value(name), kind)
             for place, row in zip(out[name], rows, strict=True):
@@ -110,6 +110,13 @@ class Layout:
     named: bool = True
     padding: Padding | None = field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        refuse_twice([one.name for one in self.fields], "two arrays are called {!r}")
+        odd = [
+            f for f in self.fields if f.kind not in WORDS.values() or min(f.shape, default=1) < 1
+        ]
+        refuse(odd, lambda one: f"{one} is not an array of a sample")
+
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
 
@@ -138,44 +145,38 @@ class Layout:
             out[one.name] = whole.bool() if one.kind == KINDS["b"] else whole
         return out
 
-    def pack(self, given: Any) -> Array:
-        """Return new samples of this layout as rows, or say in what they are unlike it."""
-        if isinstance(given, np.ndarray) and given.shape[1:] == (self.width,):
-            return given
-        if self.named and hasattr(given, "keys" if isinstance(given, Mapping) else "column_names"):
-            held = list(given if isinstance(given, Mapping) else given.column_names)
-            given = {one.name: given[one.name] for one in self.fields if one.name in held}
-        if self.padding is not None:
+    def pack(self, given: Any, here: str = "X", there: str = "the model's samples") -> Array:
+        """Return samples of this layout as rows, or say in what they are unlike it."""
+        names = {one.name for one in self.fields}
+        added = None if self.padding is None else self.padding.mask
+        complete = isinstance(given, Mapping) and names <= {*map(str, given), added}
+        if self.padding is not None and (complete or not self.named):
             columns, named = name_columns(given)
             longest = {one.name: one.shape[0] for one in self.fields if len(one.shape) == 1}
-            columns = self.padding.apply(columns, longest, "X")
+            columns = self.padding.apply(columns, longest, here)
             given = columns if named else tuple(columns.values())
         if not isinstance(given, Mapping if self.named else tuple):
-            what = "a mapping of these arrays" if self.named else "a tuple of these arrays"
-            raise DataError(f"A sample is {self}; give {what}, got {type(given).__name__}.")
-        rows, layout = pack(given, "X")
+            what = f"a {'mapping' if self.named else 'tuple'} of these arrays"
+            raise _unlike(f"{here}: a sample is {self}; give {what}, got {type(given).__name__}.")
+        rows, layout = pack(given, here)
         if layout is not None:
-            self.compare(layout, "X", "the model's samples")
+            self.compare(layout, here, there)
         return rows
 
     def compare(self, other: Layout, here: str, there: str) -> None:
         """Refuse samples ``here`` that are not of the layout that those ``there`` have."""
         mine, theirs = ({f.name: f for f in layout.fields} for layout in (self, other))
-        odd = [name for name in mine if name not in theirs]
-        more = [name for name in theirs if name not in mine]
-        refuse_any(
-            (odd, f"{here} lacks {', '.join(map(repr, odd))}, which {there} has; it has "
-             f"{', '.join(theirs)}. Give all samples the same arrays."),
-            (more, f"{here} has {', '.join(map(repr, more))}, which {there} lacks; it has "
-             f"{', '.join(mine)}. Give all samples the same arrays."),
-        )  # fmt: skip
-        refuse(
-            (name for name in mine if mine[name] != theirs[name]),
-            lambda name: (
-                f"{here} has {theirs[name]} per sample, {there} {mine[name]}; make them alike "
-                "(pad or cut sequences to one length, convert with astype)."
-            ),
-        )
+        both = (mine, theirs, "lacks", "has"), (theirs, mine, "has", "lacks")
+        for held, others, is_so, there_is in both:
+            if odd := ", ".join(repr(name) for name in held if name not in others):
+                told = f"which {there} {there_is}; it has {', '.join(others)}"
+                raise _unlike(f"{here} {is_so} {odd}, {told}. Give all samples the same arrays.")
+        for name in mine:
+            if mine[name] != theirs[name]:
+                raise _unlike(
+                    f"{here} has {theirs[name]} per sample, {there} {mine[name]}; make them alike "
+                    "(pad or cut sequences to one length, convert with astype)."
+                )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -243,6 +244,24 @@ def pad_clients(held: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
         packed = pack(parts, where[key], len(pairs[key][1]))
         out[label][client] = (packed, *pairs[key][1:])
     return out
+
+
+def compare_layouts(first: Layout | None, other: Layout | None, here: str, there: str) -> None:
+    """Refuse samples ``here`` of another layout than the first, ``there``; None is one array."""
+    if first is None or other is None:
+        if first is not other:
+            seen, wanted = other or "one array", first or "one array"
+            raise _unlike(f"{here} is {seen}, {there} is {wanted}; give all clients the same.")
+        return
+    first.compare(other, here, there)
+    if first.padding != other.padding:
+        rules = f"{other.padding}, {there} by {first.padding}"
+        raise _unlike(f"{here} is filled up by {rules}; use one rule.")
+
+
+def _unlike(text: str) -> DataError:
+    """Return an error about names, shapes and kinds, no values: others may be told."""
+    return DataError(text, text)
 
 
 def find_fields(value: Any, rows: int, where: str) -> Mapping[str, Any] | Sequence[Any] | None:
@@ -351,8 +370,8 @@ def as_array(value: Any, where: str) -> Array:
             array = np.asarray(value, dtype=object)  # 1 and "1" in one list stay what they are
     except Exception as error:  # whatever a foreign __array__ raises
         raise DataError(
-            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); rows of "
-            "unequal length must be padded or cut to one length."
+            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); convert it, "
+            "rows of unequal length must be padded or cut to one length."
         ) from None
     if array.ndim == 0:
         raise DataError(

@@ -87,10 +87,11 @@ def _list_clients(part: Any, label: str, named: Named) -> Any:
         return part
     names = getattr(part, "column_names", None)
     if named.client is None or not names or named.client not in names:
+        more = f", or client= with the column of the client: one of {', '.join(names or ())}"
         raise DataError(
-            f"{label} is one {type(part).__name__}; give {{name: data set}}, or client= with the "
-            f"column of the client: one of {', '.join(names) if names else 'named columns only'}."
+            f"{label} is one {type(part).__name__}; give {{name: data set}}{more if names else ''}."
         )
+    _count(part, label)
     feature = part.features[named.client]
     owners = list(part[named.client])
     if hasattr(feature, "int2str"):
@@ -140,14 +141,19 @@ def _open(value: Any, client: Any, label: str, named: Named) -> Any:
     if hasattr(value, "collate_fn") and hasattr(value, "dataset"):
         rows, collate = _open_loader(value, who)
         value = value.dataset
+    count = _count(value, who)
+    return Items(who, value, range(count) if rows is None else rows, named, collate)
+
+
+def _count(data: Any, who: str) -> int:
+    """Return how many items a data set has; refuse a streamed one."""
     try:
-        count = len(value)
+        return len(data)
     except (TypeError, NotImplementedError):
         raise DataError(
-            f"{who} is a {type(value).__name__}, which has no length; give a data set with "
+            f"{who} is a {type(data).__name__}, which has no length; give a data set with "
             "__len__ and __getitem__ (a streamed one: save its items first)."
         ) from None
-    return Items(who, value, range(count) if rows is None else rows, named, collate)
 
 
 def _open_loader(loader: Any, who: str) -> tuple[Sequence[int] | None, Any]:
@@ -170,7 +176,7 @@ def _open_loader(loader: Any, who: str) -> tuple[Sequence[int] | None, Any]:
     if (drawn and sampler.num_samples == len(data)) or type(sampler) is known.SequentialSampler:
         return None, collate
     raise DataError(
-        f"{who}: the DataLoader's {type(sampler).__name__} draws some items more often than "
+        f"{who}: the DataLoader's {type(sampler).__name__} may draw some items more often than "
         "others; give its data set, or a Subset of it."
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.data.federation import Federation
-from equifed.data.fields import Layout, find_fields, pack
+from equifed.data.fields import Layout, compare_layouts, find_fields, pack
 from equifed.data.split import Array, DataError, Split, check_names
 
 INDEX = "federation.json"
@@ -94,11 +94,7 @@ class FederationWriter:
         one = Federation(names=(client,), layout=next(iter(layouts), None), **self._about, **held)
         self._first = first = self._first or one
         for layout in layouts:
-            if layout is not None and first.layout is not None:
-                first.layout.compare(layout, f"Client {client!r}", "the first client")
-            elif layout is not first.layout:
-                raise DataError(f"Client {client!r} has {layout or 'one array'} per sample, the "
-                                f"first one {first.layout or 'one array'}.")  # fmt: skip
+            compare_layouts(first.layout, layout, f"Client {client!r}: X", "the first client's X")
         if set(one.splits()) != set(first.splits()):
             raise DataError(
                 f"Client {client!r} has the splits {', '.join(one.splits())}, the first one "

@@ -177,9 +177,8 @@ class Items:
         chosen = rest[0] if features is None else features
         wanted = [target, *([chosen] if isinstance(chosen, str) else chosen)]
         if odd := [name for name in wanted if name not in known]:
-            raise DataError(
-                f"{self.who}: there is no column {odd[0]!r}; there are {', '.join(known)}."
-            )
+            text = f"{self.who}: there is no column {odd[0]!r}; there are {', '.join(known)}."
+            raise DataError(text, text)
         return chosen, target
 
     def _stack(self, values: Any, where: str, start: int) -> Array:
@@ -198,8 +197,8 @@ class Items:
 
     def _unequal(self, item: int, shape: tuple[int, ...], first: tuple[int, ...]) -> DataError:
         return DataError(
-            f"{self.who}: item {item} has the shape {shape}, earlier ones {first}; pad, cut or "
-            "resize all items to one shape (a tokenizer's padding='max_length', a transform)."
+            f"{self.who}: item {item} has the shape {shape}, earlier ones {first}; pad (pad=0 "
+            "fills up sequences), cut or resize all items to one shape."
         )
 
 

@@ -22,7 +22,7 @@ from equifed.contract.local import LocalSGD, LocalWork, OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.fields import KINDS, Field, Layout
-from equifed.data.split import TOKENS
+from equifed.data.split import TOKENS, DataError
 from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients, describe_data, describe_samples
 from equifed.engines.evaluate import FederationEvaluator, measure_scales
 from equifed.engines.ordered_sums import (
@@ -139,10 +139,12 @@ class InProcessClients(TorchClients):
                 with torch.no_grad():
                     self.model.outputs(x, as_data(split.inputs[k : k + 1], dtype, "cpu"))
             except IndexError as error:
-                raise ValueError(
-                    f"Client {show_text(self.names[split.owners()[k]])}: {label} {one.name} hold "
-                    f"{int(rows[k].max())}, which the model has no embedding for ({error}); its "
-                    "nn.Embedding needs more rows than that number."
+                what, most = f"{label} {one.name} hold", int(rows[k].max())
+                cure = "its nn.Embedding needs more rows"
+                raise DataError(
+                    f"Client {show_text(self.names[split.owners()[k]])}: {what} {most}, which the "
+                    f"model has no embedding for ({error}); {cure} than that number.",
+                    f"{what} numbers that the model has no embedding for; {cure}.",
                 ) from None
 
     def inputs_of(self, client: int) -> Tensor:

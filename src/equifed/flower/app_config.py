@@ -8,6 +8,7 @@ federation runs stands in ``[tool.flwr.app.config]`` of ``pyproject.toml``, wher
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -21,6 +22,7 @@ from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation
+from equifed.data.fields import WORDS, Field, Layout, Padding
 from equifed.data.site_table import TableSettings
 from equifed.flower.handshake import StartError
 from equifed.flower.mailbox import Deadlines, say
@@ -45,6 +47,7 @@ from equifed.runs.schema import (
     choose,
     construct,
     describe_fields,
+    mismatch,
     settings,
 )
 from equifed.training.final_model import GiveOut, StopWhen
@@ -53,6 +56,9 @@ from equifed.training.tables import PREPARATION
 
 KNOWN = ("rounds", "seed", "give_out", "model", "algorithm", "evaluate", "stop", "guard")
 """Settings and tables of a run that an app has, too, beside its data."""
+
+ARRAYS = ("arrays", "pad", "mask")
+"""Settings of ``[data]`` about samples of several arrays."""
 
 DEADLINES = ("timeout", "grace", "quorum", "wait")
 """Numbers of :class:`Deadlines` that an app may set."""
@@ -65,7 +71,8 @@ class AppConfig:
     A guard is on unless ``guard = "off"`` or ``"watch"`` is written down.
     ``[data]`` is that of a run: an embedded data set for trying out, or the table that every site
     has a file of (:class:`TableSettings`: no ``path``, which is the site's own). It may also give
-    ``classes`` alone, the number in the whole federation, for arrays that ``load_data`` reads.
+    ``classes``, the number in the whole federation, for arrays that ``load_data`` reads, and
+    ``arrays``, ``pad`` and ``mask`` where a sample consists of several (:func:`read_layout`).
 
     Examples
     --------
@@ -106,7 +113,7 @@ class AppConfig:
         checker.raise_problems()
         resolved |= construct_parts(resolved)
         config = cls(**{f.name: resolved[f.name] for f in fields(cls)})
-        _ = config.table  # refuses what cannot be
+        _ = config.table, config.samples  # refuses what cannot be
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,6 +134,15 @@ class AppConfig:
         value = self.data.get("classes") if "name" not in self.data else None
         return None if value is None else int(value)
 
+    @property
+    def samples(self) -> Layout | None:
+        """The arrays of a sample that ``[data]`` describes, where there are several."""
+        told = {} if "name" in self.data or self.table is not None else self.data
+        if "arrays" not in told:
+            return None
+        padding = Padding(told["pad"], told.get("mask")) if "pad" in told else None
+        return read_layout(told["arrays"], padding)
+
     def build_task(self) -> Task:
         """Return model, loss and precision."""
         shared: ModelSettings = construct(ModelSettings, self.model, "model")
@@ -137,7 +153,7 @@ class AppConfig:
             steps = "joint" if uses_minibatches(build_algorithm(self.algorithm)) else "auto"
         try:
             own = shared.own, shared.own_l2, steps
-            return Task(self._module, *given, *own, json.dumps(self.to_dict()))
+            return Task(self._module, *given, *own, json.dumps(self.to_dict()), self.samples)
         except ValueError as error:
             raise ConfigError([str(error)]) from error
 
@@ -241,10 +257,41 @@ def _read_data(checker: Checker, data: Mapping[str, Any]) -> Table:
         return checker.choice("data", data, "data", settings(DataSettings))
     if "name" in data or "target" in data:
         return checker.table(settings(TableSettings), rest, "data")
-    if set(rest) - {"classes"}:
-        why = "has a name of a data set, the 'target' of the sites' tables, or 'classes' alone"
-        checker.problem("data", why)
+    if set(rest) - {"classes", *ARRAYS}:
+        why = "has a name of a data set, the 'target' of the sites' tables, or 'classes' and"
+        checker.problem("data", f"{why} {', '.join(ARRAYS)} of arrays")
+    lacks = {"pad": "arrays", "mask": "pad"}
+    for key in (key for key, other in lacks.items() if key in rest and other not in rest):
+        checker.problem(f"data.{key}", f"goes with '{lacks[key]}'; give that, too")
     return rest
+
+
+def read_layout(told: Any, padding: Padding | None = None) -> Layout:
+    """Read the arrays of a sample: kind and shape (none: one number) by name, or in order.
+
+    >>> str(read_layout({"ids": "int 128", "age": "float", "scan": "float 3 x 8 x 8"}))
+    'age (one, real numbers), ids (128, whole numbers), scan (3 x 8 x 8, real numbers)'
+    """
+    named = isinstance(told, Mapping)
+    if not told or not (named or isinstance(told, list | tuple)):
+        raise ConfigError([f"data.arrays must be a table or an array of texts, got {told!r:.60}"])
+    given = dict(sorted(told.items())) if named else {str(k): v for k, v in enumerate(told)}
+    for name, text in given.items():
+        if not re.fullmatch(r"(bool|int|float)( [1-9]\d*( x [1-9]\d*)*)?", str(text)):
+            cure = "write bool, int or float and the shape: 'int 128', 'float 3 x 32 x 32'"
+            raise ConfigError([f"data.arrays.{name} is {text!r:.60}; {cure}"])
+    if padding is not None:
+        fill = padding.fill if isinstance(padding.fill, Mapping) else {None: padding.fill}
+        if odd := [value for value in fill.values() if mismatch(value, float)]:
+            raise ConfigError(
+                [f"data.pad must be a number, or numbers by name; got {odd[0]!r:.60}"]
+            )
+        if odd := [n for n in (*fill, padding.mask) if named and n not in (None, *given)]:
+            raise ConfigError([f"data.pad, data.mask: {odd[0]!r:.60} is none of the arrays"])
+    kinds = {name: WORDS[text.split()[0]] for name, text in given.items()}
+    shapes = {name: tuple(map(int, re.findall(r"\d+", given[name]))) for name in given}
+    fields = [Field(name, shapes[name], kinds[name]) for name in given]
+    return Layout(tuple(fields), named, padding)
 
 
 def read_app_settings(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from flwr.clientapp import ClientApp
 from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
-from equifed.data.split import DataError
+from equifed.data.fields import Layout, Packed, compare_layouts
+from equifed.data.items import take_items
+from equifed.data.reading import Named
+from equifed.data.split import DataError, Holdout
 from equifed.flower.account import Waiting
 from equifed.flower.budget import Refused
 from equifed.flower.memory import LostPart
@@ -43,6 +46,8 @@ from equifed.privacy.site import Unanswered
 
 LOADED = 64
 """Clients that one process keeps: a simulation runs many nodes in one."""
+
+AGREED = "[data] of the app"
 
 SEE_LOG = "see the client's log"
 
@@ -80,7 +85,8 @@ def make_client_app(
         if key not in loaded:
             data = load_data(context)
             if not isinstance(data, SiteData):
-                data = to_federation(data, name_site(node, context.node_id), classes)
+                name = name_site(node, context.node_id)
+                data = to_federation(data, name, classes, task.samples)
             loaded[key] = Client(
                 data,
                 task,
@@ -170,7 +176,9 @@ def explain_failure(error: Exception) -> str:
     return "no space is left on the disk" if full else type(error).__name__
 
 
-def to_federation(value: Any, name: str, classes: int | None = None) -> Federation:
+def to_federation(
+    value: Any, name: str, classes: int | None = None, samples: Layout | None = None
+) -> Federation:
     """Return the data of one client as a federation of one.
 
     Parameters
@@ -182,6 +190,8 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
         The client's name.
     classes : int, optional
         Number of classes of the whole federation.
+    samples : Layout, optional
+        The agreed arrays of a sample; sequences are filled up to the agreed length.
 
     Examples
     --------
@@ -195,6 +205,8 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
                 f"load_data must return the data of one client, got a federation of {len(value)}; "
                 "choose one with federation.subset([i])."
             )
+        if samples is not None:
+            compare_layouts(samples, value.layout, "its X", AGREED)
         return value
     parts = value if isinstance(value, Mapping) else {"train": value}
     if "train" not in parts or not set(parts) <= set(SPLITS):
@@ -202,8 +214,25 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
             f"load_data must return (X, y) or a mapping with 'train' and possibly 'validation' and "
             f"'test', got the keys {sorted(map(str, parts))}."
         )
-    pairs = {label: {name: part} for label, part in parts.items()}
-    validation, test = pairs.get("validation"), pairs.get("test")
+    held: dict[str, Any] = {label: {name: part} for label, part in parts.items()}
+    titles: tuple[str, ...] = ()
+    if samples is not None:
+        named = _name_columns(parts["train"], samples)
+        held, _, titles = take_items(held, named, Holdout(), samples.whole, None, loose=True)
+        for label, part in held.items():
+            if isinstance(part[name], Sequence) and len(part[name]) > 1:
+                rows = samples.pack(part[name][0], f"its {label} X", AGREED)
+                held[label] = {name: (Packed(rows, samples), *part[name][1:])}
     return Federation.from_clients(
-        pairs["train"], validation=validation, test=test, classes=classes
-    )
+        held["train"], validation=held.get("validation"), test=held.get("test"),
+        classes=classes or len(titles) or None, class_names=titles,
+    )  # fmt: skip
+
+
+def _name_columns(part: Any, samples: Layout) -> Named:
+    """Return which columns are the agreed arrays, for a data set whose items have names."""
+    found = None if isinstance(part, Sequence) or not hasattr(part, "__getitem__") else part[0]
+    if not samples.named or not isinstance(found, Mapping):
+        return Named()
+    added = None if samples.padding is None else samples.padding.mask
+    return Named(features=[one.name for one in samples.fields if one.name != added])

@@ -185,6 +185,9 @@ def check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
 def describe_difference(first: Hello, other: Hello) -> str:
     """Say where the data of two clients differ, and what to do; nothing if they do not."""
     a, b = first.schema.to_dict(), other.schema.to_dict()
+    unlike = first.schema.compare_samples(other.schema, first.name, other.name)
+    if unlike:
+        return unlike
     if a["names"] and b["names"] and a["names"] != b["names"]:
         return (
             f"{_compare_lists(first, other, 'column', a['names'], b['names'])}. Bring both files "

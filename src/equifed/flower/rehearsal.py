@@ -17,6 +17,7 @@ from typing_extensions import override
 from equifed.algorithms.around import unwrap
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
+from equifed.data.fields import KINDS, Layout, Packed
 from equifed.flower.account import RECKONED, Question, list_questions
 from equifed.flower.app_config import AppConfig, FederationSettings, Kept, read_app_settings
 from equifed.flower.flwr_private import parse_node_config
@@ -29,7 +30,7 @@ from equifed.flower.participant import Client
 from equifed.flower.plan import Plan, pack_plan, read_plan, sign_plan
 from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
 from equifed.flower.server import FlowerClients
-from equifed.flower.site import Privacy
+from equifed.flower.site import Privacy, import_from
 from equifed.flower.task import Schema, Task
 from equifed.flower.wire import Request
 from equifed.flower.worker import Worker
@@ -230,25 +231,35 @@ def _common_work(works: list[dict[str, Any]], config: AppConfig) -> dict[str, An
 def _make_up(config: AppConfig, clients: int) -> Iterator[Federation]:
     """Return kinds of samples on which the rehearsal is tried."""
     n, rng = min(max(clients, 3), MOST_CLIENTS), np.random.default_rng(0)
-    classes = _count_classes(config)
-    for shape in SHAPES:
-        for tokens in (False, True):
+    known = config.load_client(0) if "name" in config.data else None
+    classes = _count_classes(config) if known is None else known.classes
+    layout = config.samples if known is None else known.layout
+    for shape in SHAPES if layout is None else ((layout.width,),):
+        for tokens in (False, True) if layout is None else (False,):
             x: Any = rng.normal(size=(n, ROWS, *shape)).astype(np.float32)
             x = rng.integers(0, 8, size=x.shape) if tokens else x
             if classes is None:
                 y: Any = rng.normal(size=(n, ROWS)).astype(np.float32)
             else:
                 y = np.stack([rng.permutation(np.arange(ROWS) % classes) for _ in range(n)])
+            x = x if layout is None else [_fill(layout, rows) for rows in x]
             rows = {f"client {i}": (x[i], y[i]) for i in range(n)}
             yield Federation.from_clients(rows, classes=classes, tokens=tokens)
+
+
+def _fill(layout: Layout, rows: Any) -> Packed:
+    """Return samples of several arrays: whole numbers are 0 or 1, and nothing is masked whole."""
+    for one, span in layout.spans():
+        if one.kind != KINDS["f"]:
+            rows[:, span] = rows[:, span] > 0
+            rows[:, span.start] = 1
+    return Packed(rows.astype(np.int64) if layout.whole else rows, layout)
 
 
 def _count_classes(config: AppConfig) -> int | None:
     if config.table is not None:
         names, task = config.table.class_names, config.table.task
         return len(names) if names else None if task == "regression" else config.table.classes or 2
-    if "name" in config.data:
-        return config.load_client(0).classes
     loss = resolve_loss(config.model.get("loss", "auto"), None)
     squared = config.classes is None and loss == "squared"
     return None if squared else config.classes or 2
@@ -261,6 +272,7 @@ def sign_run(
     folder: Path, given: Sequence[str], key: Path, members: Path | None
 ) -> tuple[str, list[str]]:
     """Return the signed plan of an app with these settings as one word, and the plan in words."""
+    import_from(folder)
     (path,) = folder.glob("*/equifed.toml")
     told = {**read_app_settings(folder), **parse_node_config(" ".join(given))}
     config, settings = AppConfig.read(path), FederationSettings.from_run_config(told)
@@ -268,8 +280,9 @@ def sign_run(
     return pack_plan(sign_plan(plan, read_private(key))), plan.describe()
 
 
-def sign_more_rounds(out: Path, given: Sequence[str], key: Path) -> str:
-    """Return the signed plan of a run that goes on with more rounds, as one word."""
+def sign_more_rounds(folder: Path, out: Path, given: Sequence[str], key: Path) -> str:
+    """Return the signed plan of an app's run that goes on with more rounds, as one word."""
+    import_from(folder)
     kept, changes = Kept(out), parse_node_config(" ".join(given))
     config, plan = AppConfig.from_dict(kept.told["config"]), read_plan(kept.told["plan"]["text"])
     rounds = max(int(changes.get("rounds", 0)), plan.rounds)

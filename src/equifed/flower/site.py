@@ -56,7 +56,7 @@ class Site:
         settings: dict[str, Any] = {}
         if Path(self.app).is_dir():
             address, settings = _read_app(Path(self.app))
-            sys.path.insert(0, str(Path(self.app).absolute()))
+            import_from(Path(self.app))
         module, _, name = address.partition(":")
         if not module or not name:
             raise SiteError(
@@ -70,6 +70,11 @@ class Site:
         if not isinstance(app, ClientApp):
             raise SiteError(f"{address} is a {type(app).__name__}, not a ClientApp.")
         return app, settings
+
+
+def import_from(folder: Path) -> None:
+    """Let the code of an app be imported, a model of its own for instance."""
+    sys.path.insert(0, str(folder.absolute()))
 
 
 def _read_app(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -193,13 +198,20 @@ class SiteData:
 
 
 def read_arrays(path: str | Path) -> dict[str, Any]:
-    """Return the splits of an ``.npz`` file with ``X_train``, ``y_train`` and perhaps others."""
+    """Return the splits of an ``.npz`` file with ``X_train``, ``y_train`` and perhaps others.
+
+    Of samples of several arrays every one has its name: ``X_train.tokens``, ``X_train.mask``.
+    """
     parts = {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for split in ("train", "validation", "test"):
-                if f"X_{split}" in arrays:
-                    parts[split] = (arrays[f"X_{split}"], arrays[f"y_{split}"])
+                named = {
+                    key.partition(".")[2]: key for key in arrays if key.startswith(f"X_{split}.")
+                }
+                x = {name: arrays[key] for name, key in named.items()}
+                if x or f"X_{split}" in arrays:
+                    parts[split] = (x or arrays[f"X_{split}"], arrays[f"y_{split}"])
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"Cannot read {path} as arrays: {error}.") from None
     if "train" not in parts:

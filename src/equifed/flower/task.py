@@ -17,6 +17,8 @@ from typing_extensions import override
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.data.fields import Layout, Packed, compare_layouts
+from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
 from equifed.models.flat import Penalise
@@ -53,15 +55,12 @@ class Schema:
     names: tuple[str, ...] = ()
     """Names of the features, where the data come with them and there are not too many."""
     class_names: tuple[str, ...] = ()
+    layout: Layout | None = None
+    """The arrays of a sample, where it consists of several."""
 
     @classmethod
     def of(cls, federation: Federation) -> Schema:
         """Describe the data of a federation."""
-        if federation.layout is not None:
-            raise ValueError(
-                f"A sample is {federation.layout}: on Flower it must be one array; join them, and "
-                "let the model take them apart."
-            )
         inputs, targets = federation.train.inputs, federation.train.targets
         prepared = federation.preparation
         return cls(
@@ -73,6 +72,7 @@ class Schema:
             "" if prepared is None else prepared.digest(),
             () if prepared is None else shorten_names(prepared.feature_names),
             shorten_names(federation.class_names),
+            federation.layout,
         )
 
     @classmethod
@@ -89,15 +89,32 @@ class Schema:
         digest = str(values.get("digest", ""))[:128]
         known_classes = None if classes is None else int(classes)
         titles = [tuple(str(t) for t in values.get(k, ())) for k in ("names", "class_names")]
-        return cls(shapes[0], kinds[0], shapes[1], kinds[1], known_classes, digest, *titles)
+        layout = Layout.from_json(values.get("layout"))
+        if layout is not None:
+            arrays, whole = layout.fields, kinds[0] == "int64"
+            few = shorten_names([f.name for f in arrays]) and max(len(f.shape) for f in arrays) < 6
+            if (layout.width,) != shapes[0] or layout.whole != whole or not few:
+                raise ValueError("no arrays of such a row")
+        kind = shapes[0], kinds[0], shapes[1], kinds[1], known_classes, digest
+        return cls(*kind, titles[0], titles[1], layout)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self)
 
+    def compare_samples(self, other: Schema, name: str, other_name: str) -> str:
+        """Say in which arrays another client's samples differ; nothing if they do not."""
+        try:
+            here, there = f"{other_name}: a sample", f"{name}: a sample"
+            compare_layouts(self.layout, other.layout, here, there)
+        except DataError as error:
+            return str(error)
+        return ""
+
     def make_placeholder(self) -> Federation:
         """Return two samples of zeros of this kind, enough to build the model on the server."""
-        x = np.zeros((2, *self.input_shape), dtype=self.input_dtype)
+        x: Any = np.zeros((2, *self.input_shape), dtype=self.input_dtype)
+        x = x if self.layout is None else Packed(x, self.layout)
         y = np.zeros((2, *self.target_shape), dtype=self.target_dtype)
         tokens = self.input_dtype == "int64"
         return Federation.from_clients({"schema": (x, y)}, classes=self.classes, tokens=tokens)
@@ -127,6 +144,7 @@ class Task:
     own_l2: OwnL2 | None = None
     own_steps: OwnSteps = "auto"
     about: str = ""  # the app's settings (JSON), which a plan must have, too
+    samples: Layout | None = None  # the agreed arrays of a sample, where there are several
 
     def __post_init__(self) -> None:
         if isinstance(self.class_weights, str):

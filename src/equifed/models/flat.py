@@ -269,7 +269,7 @@ class FlatModel:
             raise ValueError(
                 "The model draws its own random numbers in training, so runs could not be "
                 "reproduced; use nn.Dropout modules (they are given an address) instead of "
-                "functional dropout."
+                "functional dropout, and 0 for the attention dropout of transformers."
             )
         alone = first[:-1]
         scale = float(alone.nan_to_num().abs().max()) if alone.numel() else 0.0

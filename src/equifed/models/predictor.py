@@ -191,7 +191,13 @@ class Predictor:
 
     def _read(self, rows: Any) -> Columns | Array:
         """Return rows of one array each, the columns of a table, or an array; cells once."""
-        return _read(rows) if self.layout is None else self.layout.pack(rows)
+        layout = self.layout
+        if layout is None or (isinstance(rows, np.ndarray) and rows.shape[1:] == (layout.width,)):
+            return _read(rows)
+        if layout.named and hasattr(rows, "keys" if isinstance(rows, Mapping) else "column_names"):
+            held = list(rows if isinstance(rows, Mapping) else rows.column_names)
+            rows = {one.name: rows[one.name] for one in layout.fields if one.name in held}
+        return layout.pack(rows)
 
     def answer(self, features: Array) -> Array:
         """Return the module's outputs for samples that are prepared already, (rows, outputs)."""

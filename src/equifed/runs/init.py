@@ -16,6 +16,7 @@ from typing import Any
 from equifed.contract.arrays import Vector
 from equifed.contract.evaluation import Evaluation
 from equifed.data.infer import Guess
+from equifed.data.site_table import TableSettings
 from equifed.runs.build import build_run
 from equifed.runs.candidates import Choice, Point
 from equifed.runs.catalogue import KINDS, SECTIONS
@@ -243,8 +244,23 @@ TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: 
 OWN_CODE = {"type": "string", "pattern": ":"}
 
 
-def make_schema() -> Table:
-    """Return the schema of the files of ``equifed run`` and ``equifed compare``.
+NUMBER: Table = {"type": "number"}
+SAMPLE: Table = {"type": "string", "pattern": "^(bool|int|float)( [1-9][0-9]*( x [1-9][0-9]*)*)?$"}
+ARRAYS: Table = {
+    "type": "object",
+    "properties": {
+        "classes": {"type": "integer"},
+        "arrays": {"type": ["object", "array"], "additionalProperties": SAMPLE, "items": SAMPLE},
+        "pad": {"type": ["number", "object"], "additionalProperties": NUMBER},
+        "mask": {"type": "string"},
+    },
+    "additionalProperties": False,
+}
+"""Schema of ``[data]`` of an app whose sites give arrays."""
+
+
+def make_schema(app: bool = False) -> Table:
+    """Return the schema of files of ``equifed run`` and ``equifed compare``, or of a Flower app.
 
     It knows every name and setting; ranges, and what fits together, are checked when a file is
     read.
@@ -255,6 +271,8 @@ def make_schema() -> Table:
     records["privacy"] = _table(PRIVACY)
     records["guard"] = {"anyOf": [{"type": "string"}, records["guard"]]}
     chosen["engine"] = {"anyOf": [chosen["engine"], _table(settings(_load("engines", "auto")))]}
+    if app:  # data of the sites' own have no name
+        chosen["data"] = {"anyOf": [chosen["data"], _record(TableSettings), ARRAYS]}
     tables = plain | chosen | records
     variants = {"type": "object", "additionalProperties": {"type": "object", "properties": tables}}
     used = dict.fromkeys([*(section for section, _ in CHOSEN.values()), *KINDS.values()])
