@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from equifed.contract import Clients, ClientVectors, Stream, Vector, Weights
 from equifed.contract.arrays import check_settings
@@ -103,7 +104,7 @@ def share_of_latest(t: float, decay: float = 3.0) -> float:
 
 def epsilon(x: Vector) -> float:
     """Return the distance from 1 to the next number in the precision of a vector."""
-    return float(np.finfo(str(x.dtype).removeprefix("torch.")).eps)
+    return float(torch.finfo(x.dtype).eps)
 
 
 @dataclass(frozen=True)
