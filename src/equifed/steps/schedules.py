@@ -11,7 +11,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from equifed.contract import Clients, ClientVectors, Stream, Vector, Weights
