@@ -196,6 +196,24 @@ def test_the_measured_smoothness_is_the_largest_eigenvalue(
     assert (1 - accuracy) * exact <= found <= (1 + accuracy) * exact
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("seed", [25, 31])
+def test_half_precision_runs_with_measured_steps(
+    seed: int, engine: str, dtype: torch.dtype
+) -> None:
+    """Steps of a client may be lost in rounding: a length of zero says nothing of its growth."""
+    problem = convex_problem(seed)
+    best, _ = interior_point(problem, WorstCase())
+    given = {"rounds": 40, "x": problem.start().to(dtype)}
+    history = train(ScaffPD(WorstCase()), problem.clients(engine, dtype=dtype), **given)
+    x = history.parameters["weight"].reshape(-1).double().numpy()
+    assert problem.losses(x).max() < 1.05 * best
+    assert not any("gap" in record.numbers for record in history.rounds)
+    told = " ".join(event.get("reason", "") for event in history.events)
+    assert f"no certificate: the model computes in {dtype}" in told
+
+
 def test_the_chosen_sizes_are_recorded_and_said_once() -> None:
     problem = convex_problem(24)
     history = train(ScaffPD(CVaR(0.5)), problem.clients(), rounds=3, x=problem.start())

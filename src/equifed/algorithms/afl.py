@@ -14,7 +14,7 @@ from equifed.contract.algorithm import Federated, Info
 from equifed.contract.clients import Moved
 from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
-from equifed.steps.automatic import DECAY, LARGEST, TINY
+from equifed.steps.automatic import LARGEST, TINY
 
 COUPLING = 0.3
 """The product of both step sizes and the squared coupling, where the dual step follows it."""
@@ -28,7 +28,7 @@ class State:
     weights: Weights
     losses: Losses | None = None  # None before the first round, as is the dual step
     dual_step: float | None = None
-    steepest: float = 0.0  # the coupling of weights and model, its largest over the last rounds
+    steepest: float = 0.0  # the coupling of weights and model, its largest in what is remembered
     away: Index | None = None  # rounds since each client's last answer
     rounds: int = 0
     mean_x: Vector | None = None
@@ -54,15 +54,20 @@ class AFL(Federated):
         Local work; ``LocalSGD(lr=eta, steps=1)`` is the original.
     dual_step : float, optional
         gamma. None follows the coupling of weights and model where the weights turn, so that it
-        suits any unit of the loss, any data and samples of clients: with T the length of a round's
-        local steps, :math:`d_i` what client i moved and S who took part,
+        suits any unit of the loss, any data and samples of clients: in round r, with T the length
+        of its local steps, :math:`d_i` what client i moved and S who took part,
 
         .. math:: K \leftarrow \max\Bigl(\frac{|\sum_{i \in S} \delta_i d_i|^2}{T^2 |\delta|^2},\
-                  0.8\, K\Bigr), \qquad \gamma \leftarrow \frac{0.3}{T K}, \qquad
+                  \frac{r}{r + 2}\, K\Bigr), \qquad \gamma \leftarrow \frac{0.3}{T K}, \qquad
                   \gamma_0 = \frac{0.3\, T}{\sum_i |d_i|^2},
 
         :math:`\delta` being what the weights of S turned, less its mean; at most a factor of two a
-        round, for one more weighted sum. It is a rule of ours (:class:`equifed.steps.AutoSteps`).
+        round, for one more weighted sum. On quadratics, while no weight meets the edge of its set,
+        single steps with T at most 1/L settle if gamma is constant and :math:`\gamma T K < 2` for
+        every direction. So K must outlast the time that weights take to turn from one direction
+        into another, which nothing bounds in advance: what is remembered is a share of the rounds
+        so far (the coupling of round s counts :math:`s^2 / r^2`). It is a rule of ours, as is
+        :class:`equifed.steps.AutoSteps`; a number is the paper's constant step.
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
@@ -144,7 +149,8 @@ class AFL(Federated):
         if size <= 1e-24 or not moved.displacement.allows(change):
             return state.dual_step, state.steepest
         total = moved.displacement.weighted_sum(change * share)  # which is scaled to everybody
-        steepest = max(float(total @ total) / (length**2 * size), DECAY * state.steepest)
+        kept = (state.rounds + 1) / (state.rounds + 3)  # a memory for a share of all rounds
+        steepest = max(float(total @ total) / (length**2 * size), kept * state.steepest)
         wanted, old = COUPLING / max(length * steepest, TINY), state.dual_step
         return float(np.clip(wanted, old / 2, min(2 * old, LARGEST))), steepest
 

@@ -261,7 +261,8 @@ def _growth(
         before, after = _walk(clients, x, control, rate, rough, stream)
     except MissingClients:
         return None
-    return None if after.max() > limit else float((after / np.maximum(before, 1e-300)).max())
+    went = before > 0  # half precision loses some steps altogether
+    return None if after.max() > limit else float(np.max(after[went] / before[went], initial=0.0))
 
 
 def _walk(

@@ -11,8 +11,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from equifed.contract import Clients, ClientVectors, Stream, Vector, Weights
 from equifed.contract.arrays import check_settings
 
@@ -103,7 +101,9 @@ def share_of_latest(t: float, decay: float = 3.0) -> float:
 
 def epsilon(x: Vector) -> float:
     """Return the distance from 1 to the next number in the precision of a vector."""
-    return float(np.finfo(str(x.dtype).removeprefix("torch.")).eps)
+    import torch  # a node's first process does without it
+
+    return float(torch.finfo(x.dtype).eps)
 
 
 @dataclass(frozen=True)
