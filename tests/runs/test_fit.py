@@ -263,6 +263,30 @@ def test_clients_of_one_class_and_few_rows_are_named() -> None:
     assert any("4 of 4 clients have fewer than 10 held-out rows" in note for note in few.notes)
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, 6])
+def test_clients_of_a_few_rows_are_folded_and_every_row_is_held_out_once(rows: int) -> None:
+    data = draw(shift=0.5, clients=30, rows=rows)
+    folds, told = hold_out(data, seed=0)
+    assert len(folds) == min(rows, candidates.FOLDS) and f"in {len(folds)} folds" in told
+    assert sum(len(fold.validation) for fold in folds) == len(data.train)
+    served = ef.fit(data)
+    split = "test" if rows > 2 else "train"  # a quarter of two rows is none
+    assert len(served.predictor().clients) == 30 and np.isfinite(served.rows[0][split]["loss"])
+
+
+def test_clients_of_one_class_are_not_said_to_be_better_off_alone() -> None:
+    """Alone they answer their class and are right; that is no model."""
+    data = draw(shift=0.0, clients=6, rows=80)
+    targets = data.train.targets.copy()
+    cut = data.train.offsets
+    for i in range(6):
+        targets[cut[i] : cut[i + 1]] = i % 2
+    data = replace(data, train=replace(data.train, targets=targets))
+    served = ef.fit(data)
+    assert "better off alone" not in served.gain
+    assert all(row["test"].get("better_alone", 0) == 0 for row in served.rows)
+
+
 @pytest.mark.parametrize("regression", [False, True])
 def test_a_client_without_test_rows_is_served_and_not_measured(regression: bool) -> None:
     data = draw(shift=0.5, clients=3, rows=60)
@@ -280,6 +304,13 @@ def test_what_does_not_fit_is_refused() -> None:
         ef.fit({"x": [1.0]}, target="x")
     with pytest.raises(ValueError, match="leave out target"):
         ef.fit(draw(0.0), target="x")
+    with pytest.raises(ValueError, match="only one, 'c0'"):
+        ef.fit(draw(0.0, clients=1))
+    with pytest.raises(ValueError, match="Every client has a single row"):
+        ef.fit(draw(0.0, clients=9, rows=1), test=0.0)
+    alike = {"who": ["a", "b"] * 20, "x": np.arange(40) % 7, "y": [2.5] * 40}
+    with pytest.raises(ValueError, match=r"Every training row has the target 2\.5"):
+        ef.fit(alike, client="who", target="y")
 
 
 def test_the_chance_of_a_gain_is_uniform_where_there_is_none() -> None:

@@ -85,7 +85,9 @@ def init(
     if json:
         print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
     elif not quiet:
-        typer.echo("\n".join(_describe(guess, choice, out)))
+        lines = _describe(guess, next(iter(guess.groups), None))
+        lines += [f"chosen      {choice}", f"wrote {out}; next: equifed run {out}"]
+        typer.echo("\n".join(lines))
 
 
 def split_names(given: list[str] | None) -> list[str]:
@@ -137,10 +139,10 @@ def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
     """
     import numpy as np
 
-    from equifed.data.federation import Federation
     from equifed.data.split import DataWarning
     from equifed.runs.candidates import choose
     from equifed.runs.config import RunConfig
+    from equifed.runs.fit import read_data
 
     step = -(-columns.rows // TRIED_ROWS)
     firsts = {client: row for row, client in enumerate(columns[guess.client])}
@@ -151,11 +153,10 @@ def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
         with warnings.catch_warnings():
             if step > 1:  # they would be about these rows
                 warnings.simplefilter("ignore", DataWarning)
-            data = Federation.from_table(
-                columns if step == 1 else columns.take(rows), guess.client, guess.target,
-                features=guess.features, task=guess.task, categorical=guess.categorical,
-                numeric=guess.numeric, test=0.25, validation=0.15, keep_together=together,
-            )  # fmt: skip
+            told = {"features": guess.features, "task": guess.task, "numeric": guess.numeric}
+            told |= {"categorical": guess.categorical, "keep_together": together}
+            some = columns if step == 1 else columns.take(rows)
+            data = read_data(some, guess.client, guess.target, 0.25, 0, told)
         return choose(replace(data, test=None), 0, None, lambda _: None, together is None)
     except ValueError as error:
         raise ValueError(
@@ -164,7 +165,7 @@ def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
         ) from None
 
 
-def _describe(guess: Guess, choice: Choice, out: Path) -> list[str]:
+def _describe(guess: Guess, together: str | None) -> list[str]:
     """Return what was found, for a person to check."""
     lines = [
         f"client      {guess.client}",
@@ -173,10 +174,9 @@ def _describe(guess: Guess, choice: Choice, out: Path) -> list[str]:
         *(f"left out    {name}: {reason}" for name, reason in guess.left_out.items()),
         *(f"look at     {remark}" for remark in guess.remarks),
     ]
-    if guess.groups:
-        lines.append(f"split       all rows of one {guess.groups[0]} stay together")
-    lines.append(f"chosen      {choice}")
-    return [*lines, f"wrote {out}; next: equifed run {out}"]
+    if together:
+        lines.append(f"split       all rows of one {together} stay together")
+    return lines
 
 
 def run(
@@ -362,7 +362,7 @@ def fit(
     apart = {keep_together, time, split} - {None}
     together = keep_together or (None if apart else next(iter(guess.groups), None))
     options = {"keep_together": together, "time": time, "split": split, "report_by": report_by}
-    features = [name for name in guess.features if name not in apart]
+    guess = replace(guess, features=tuple(n for n in guess.features if n not in apart))
     again = (
         f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"
     )
@@ -371,12 +371,13 @@ def fit(
             table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
             tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
             overwrite=overwrite, privacy=privacy,
-            features=features, task=guess.task, categorical=guess.categorical,
+            features=guess.features, task=guess.task, categorical=guess.categorical,
             numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
         )  # fmt: skip
     if json:
-        print_json({"folder": str(folder), **served.to_dict()})
+        print_json({"folder": str(folder), **asdict(guess), **served.to_dict()})
     elif not quiet:
+        typer.echo("\n".join([*_describe(guess, together), ""]))
         typer.echo(f"{served!r}\n\nfolder: {folder}; page: {folder / REPORT}")
         typer.echo(f"next: equifed predict {folder} new.csv --out predictions.csv")
 

@@ -154,6 +154,8 @@ def fit(
     True
     """
     federation = read_data(data, client, target, test, seed, columns)
+    if federation.test is not None and not federation.test.offsets[-1]:  # too few rows for any
+        federation = replace(federation, test=None)
     folder = None if out is None else Path(out)
     if folder is not None:
         _open(folder, overwrite)

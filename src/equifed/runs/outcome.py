@@ -44,7 +44,8 @@ def finish(
         alone = measure_alone(whole, pairs, choice, split)
         replace_models(runs[choice.name], whole, pairs, choice.keepers, split)
         alone[0].add_to(runs[choice.name])
-    rows = list_rows(choice, runs, None if alone is None else alone[1], split)
+    apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
+    rows = list_rows(choice, runs, None if alone is None else alone[1], split, apart)
     if data.test is None:
         return "There are no test rows, so what the choice brings is not known.", rows, runs
     mine, base = (
@@ -54,7 +55,8 @@ def finish(
     if pairs:
         own = [score_samples(whole, *pair, *whole.splits()[split].client(i)).losses
                for i, pair in enumerate(pairs)]  # fmt: skip
-        chances[1] = tell_apart(own, mine)
+        both = [pair for pair, one in zip(zip(own, mine, strict=True), apart, strict=True) if not one]
+        chances[1] = tell_apart([a for a, _ in both], [b for _, b in both])
     return describe_gain(choice, runs, split, *chances), rows, runs
 
 
@@ -131,9 +133,9 @@ def _measure_again(
 
 
 def list_rows(
-    choice: Choice, runs: dict[str, History], alone: Score | None, split: str
+    choice: Choice, runs: dict[str, History], alone: Score | None, split: str, apart: Any
 ) -> list[dict[str, Any]]:
-    """Return a row for every kind of candidate."""
+    """Return a row for every kind of candidate; clients ``apart`` are not compared with alone."""
     kind = main_metric(runs[BASE])
     last = {k: read_score(run, split) for k, run in runs.items()}
     last |= {} if alone is None else {ALONE: alone}
@@ -146,7 +148,7 @@ def list_rows(
         for label, mine, own in (("validation", *held), (split, score, alone)):
             row[label] = {"loss": mine.mean, **summarise(mine.metric, kind)}
             if own is not None and name != ALONE:
-                row[label]["better_alone"] = int((own.loss < mine.loss).sum())
+                row[label]["better_alone"] = int(((own.loss < mine.loss) & ~apart).sum())
         rows.append(row)
     return rows
 
@@ -226,32 +228,34 @@ def describe_gain(
 
     ``unlike`` is how likely the gain is by chance, ``alone`` that of own models over the chosen.
     """
-    kind, told = main_metric(runs[BASE]), []
+    kind, chance = main_metric(runs[BASE]), choice.name != BASE and unlike >= LEVEL
     mine, base = (read_score(runs[k], split).metric for k in (choice.name, BASE))
     now, then = ({k: kind.write(v) for k, v in summarise(v, kind).items()} for v in (mine, base))
-    if choice.name == BASE:
-        own = any(point.own_l2 is not None for point in choice.best.values())
-        told.append(
-            "One shared model serves all clients alike here: "
-            f"{'own parts and ' if own else ''}fair objectives gained nothing on held-out rows. "
-            f"Average {split} {kind.label} {now['average']}, worst fifth {now['worst_fifth']}."
-        )
-    else:
-        with np.errstate(invalid="ignore"):
-            change = kind.sign * (mine - base)
-        told.append(
-            f"Worst-served fifth of the {len(change)} clients: {then['worst_fifth']} to "
-            f"{now['worst_fifth']}, average {then['average']} to {now['average']} ({split} "
-            f"{kind.label}, against one model for the average, solved alike); clients better "
-            f"served: {int((change > 0).sum())}, worse: {int((change < 0).sum())}."
-        )
-        if unlike >= LEVEL:
-            told.append(
-                "The difference is within chance: one shared model serves all clients as well."
-            )
+    told, whom = [], "Worst-served " + ("fifth" if len(mine) > 5 else "client")
     if alone < LEVEL:
         told.append(
             "You would all be better off alone: on average over the clients own models have a "
             "smaller loss, beyond chance."
         )
+    elif choice.name == BASE:
+        own = any(point.own_l2 is not None for point in choice.best.values())
+        told.append(
+            "One shared model serves all clients alike here: "
+            f"{'own parts and ' if own else ''}fair objectives gained nothing on held-out rows."
+        )
+    elif chance:
+        told.append("One shared model serves all clients as well: the difference is within chance.")
+    if choice.name == BASE:
+        told.append(
+            f"Average {split} {kind.label} {now['average']}, {whom.lower()} {now['worst_fifth']}."
+        )
+        return " ".join(told)
+    with np.errstate(invalid="ignore"):
+        change = kind.sign * (mine - base)
+    told.append(
+        f"{whom} of {len(change):,}: {then['worst_fifth']} to {now['worst_fifth']}, average "
+        f"{then['average']} to {now['average']} ({split} {kind.label}, against one model for the "
+        f"average, solved alike{', a difference within chance' if chance and alone < LEVEL else ''}"
+        f"); clients better served: {int((change > 0).sum())}, worse: {int((change < 0).sum())}."
+    )
     return " ".join(told)
