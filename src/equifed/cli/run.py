@@ -305,7 +305,8 @@ def fit(
         str | None, typer.Option(help="Column with dates: later rows are held out.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Column with train, validation or test.")
+        str | None,
+        typer.Option(help="Column with train, validation or test, or a run's split.csv."),
     ] = None,
     report_by: Annotated[
         str | None, typer.Option(help="Column whose values form groups to report metrics for, too.")

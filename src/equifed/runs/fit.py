@@ -18,6 +18,7 @@ from equifed.runs.private_fit import fit_privately
 from equifed.training.files import refuse_links, seal, write_file
 from equifed.training.folder import refuse_existing
 from equifed.training.history import History
+from equifed.training.tables import SPLIT
 
 CHOICE, REPORT = "choice.json", "report.html"
 
@@ -172,6 +173,8 @@ def fit(
         served = Served(choice, *finish(federation, choice), seed)
     if folder is not None:
         served.save(folder, overwrite=True)
+        if federation.divided is not None and privacy is None:
+            write_file(folder / SPLIT, federation.divided.encode())
         served.report(folder / REPORT)
     return served
 

@@ -120,7 +120,9 @@ def start(
         for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
         told = {**built.provenance, "config": built.config.to_dict()}
-        write_provenance(out, told, built.federation, None)
+        private = built.config.privacy is not None  # which rows were trained on is told to nobody
+        told_of = replace(built.federation, divided=None) if private else built.federation
+        write_provenance(out, told, told_of, None)
     folder.create(overwrite=True, described=True)
     return built.train(callbacks, folder, progress=progress)
 

@@ -39,9 +39,9 @@ CLIENTS, EVENTS, SUMMARY, CHECKSUMS = (
 )  # fmt: skip
 MODEL, OWN, HITS, DETAILS = "model.safetensors", "own.safetensors", "hits.npz", "details.json"
 ALONE, WITHOUT_OWN = "alone.csv", "without_own.csv"
-CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
+CONFIG, RUN, PREPARATION, SPLIT = "config.toml", "run.json", "preparation.json", "split.csv"
 RECORDED = (*TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, WITHOUT_OWN)
-DESCRIBED = (CONFIG, RUN, PREPARATION)
+DESCRIBED = (CONFIG, RUN, PREPARATION, SPLIT)
 FILES = (*RECORDED, *DESCRIBED)
 """What the checksums of a complete run are of, where it is there."""
 
