@@ -16,6 +16,8 @@ from equifed.runs import candidates, outcome
 from equifed.runs import fit as fitting
 from equifed.runs.candidates import Point, Score, hold_out, pool, read_score, solve
 from equifed.runs.linear_paths import LinearPaths, measure
+from equifed.runs.load import evaluate
+from equifed.training.files import RunFolderError
 
 Array = np.ndarray[Any, Any]
 
@@ -209,6 +211,39 @@ def test_an_interrupted_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert again.choice == whole.choice and again.gain == whole.gain
     first, second = (tmp_path / n / "model.safetensors" for n in ("whole", "halves"))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_fit_that_is_killed_while_it_saves_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = draw(shift=0.8)
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting.Served, "to_dict", lambda self: 1 / 0)  # the run is written then
+        with pytest.raises(ZeroDivisionError):
+            ef.fit(data, out=tmp_path / "killed")
+    (tmp_path / "killed" / "summary.json").unlink()
+    ef.fit(data, out=tmp_path / "killed")
+    ef.fit(data, out=tmp_path / "plain")
+    for name in ("model.safetensors", "metrics.csv", "choice.json"):
+        both = [(tmp_path / run / name).read_bytes() for run in ("killed", "plain")]
+        assert both[0] == both[1]
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        ef.fit(data, out=tmp_path / "plain")
+
+
+def test_new_rows_are_measured_as_a_run_of_the_command_line_is(tmp_path: Path) -> None:
+    """A folder without a configuration; rows without a label are left out, and counted."""
+    rng = np.random.default_rng(0)
+    table = {"site": [f"s{k % 3}" for k in range(240)], "x": rng.normal(size=240).tolist(),
+             "y": rng.integers(0, 2, 240).tolist()}  # fmt: skip
+    served = ef.fit(table, client="site", target="y", out=tmp_path / "run")
+    table["y"][7] = None
+    with pytest.warns(ef.data.DataWarning, match=r"1 of 240 row\(s\) without a value in 'y'"):
+        found = {drift.metric: drift for drift in evaluate(tmp_path / "run", table)}
+    made, rows = served.predictor(), [k for k in range(240) if k % 3 == 1 and k != 7]
+    cells = {name: [column[k] for k in rows] for name, column in table.items()}
+    right = made.predict(cells) == np.array([str(v) for v in cells["y"]])
+    assert found["accuracy"].rows[1]["now"] == pytest.approx(right.mean())
 
 
 def test_a_folder_of_other_data_is_refused_and_replaced_if_asked(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
 from equifed.runs.outcome import finish, tabulate
 from equifed.runs.private_fit import fit_privately
 from equifed.training.files import refuse_links, seal, write_file
-from equifed.training.folder import refuse_existing
+from equifed.training.folder import is_complete, refuse_existing
 from equifed.training.history import History
 from equifed.training.tables import SPLIT
 
@@ -208,7 +208,8 @@ def read_data(
 def _open(folder: Path, overwrite: bool) -> None:
     """Make the folder, or refuse one that holds something else."""
     refuse_links(folder)  # what was tried, and is read again, may come from somebody else
-    refuse_existing(folder, overwrite)
+    ended = not (folder / CHOICE).exists() or is_complete(folder)  # else killed while saving
+    refuse_existing(folder, overwrite or not ended)
     if overwrite:
         for file in (folder / TRIED).glob("*.json"):
             file.unlink()

@@ -338,11 +338,21 @@ def evaluate(
 ) -> list[Drift]:
     """Measure the model of a run on new labelled rows, client by client."""
     run = open_run_folder(folder, trust=trust)
-    predictor, config = read_predictor(run), need_config(run)
-    federation = _gather(predictor, table, client, run.json(RUN)["samples"]["classes"])
-    dtype, own = getattr(torch, config.model["dtype"]), predictor.own
+    predictor, made = read_predictor(run), run.json(RUN)
+    federation = _gather(predictor, table, client, made["samples"]["classes"])
+    losses = SECTIONS["losses"]
+    if CONFIG in run:
+        told = RunConfig.of_run(run).model
+        loss = losses[told["loss"]].load()
+    else:  # of equifed.train, or of fit
+        told, known = made, {e.load().__name__: e.load() for e in losses.entries().values()}
+        if (loss := known.get(made["loss"])) is None:
+            raise RunFolderError(
+                f"{run.path} was trained with a loss of your own ({made['loss']:.80}), which the "
+                "folder does not hold; measure it in Python with equifed.load_predictor(folder)."
+            )
+    dtype, own = getattr(torch, told["dtype"]), predictor.own
     inputs = as_data(federation.train.inputs, dtype, "cpu")
-    loss = SECTIONS["losses"][config.model["loss"]].load()
     part = OwnPart(tuple(own), "joint", 0.0) if own else None
     model = FlatModel(predictor.module, loss, inputs[:3], dtype=dtype, own=part)
     rows = _own_rows(predictor, federation.names, model) if own else None
