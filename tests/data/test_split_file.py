@@ -55,7 +55,9 @@ def test_a_file_of_another_table_and_no_file_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.filterwarnings("ignore::equifed.data.DataWarning")
 def test_runs_leave_the_file_and_private_ones_do_not(tmp_path: Path) -> None:
-    rows = zip(*(["" if v is None else v for v in column] for column in TABLE.values()), strict=True)
+    rows = zip(
+        *(["" if v is None else v for v in column] for column in TABLE.values()), strict=True
+    )
     lines = [",".join(TABLE), *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     data = {"name": "table", "path": str(tmp_path / "t.csv"), "client": "site", "target": "y"}

@@ -302,9 +302,11 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
     history, details, out = method.history, method.details(scale), []
     if scale.metric == "accuracy" and details is not None:
         out.append(write_column("majority", "Majority class", details.majorities(), scale.kind))
-    shared = history.without_own
-    if shared is not None and (shared.metric, shared.split) == (scale.metric, scale.split):
-        out.append(write_column("without_own", "Without own part", shared.values, scale.kind))
+    beside = {"average": "Solved for the average", "without_own": "Without own part"}
+    for key, label in beside.items():
+        found = getattr(history, key)
+        if found is not None and (found.metric, found.split) == (scale.metric, scale.split):
+            out.append(write_column(key, label, found.values, scale.kind))
     alone = tabulate_alone(history, scale)
     if alone is not None:
         gains = ["not compared" if np.isfinite(v) else "" for v in alone.values]

@@ -31,6 +31,7 @@ GLOSSARY = {
     "Calibration error": "mean distance of stated probabilities from how often they are right.",
     "Majority class": "accuracy of always answering the client's most frequent class.",
     "Own part": "parameters that every client keeps for itself.",
+    "Solved for the average": "the same model and penalty, with equal weights on all clients.",
     "Weight": "how much a client's loss counted in the last round.",
     "Without own part": "the shared model with the mean of all own parts, as a new client gets it.",
 }
@@ -199,7 +200,13 @@ def _describe_worst(told: Told) -> str:
         return f"{who} is served worst{seeds}: {measured}."
     count = plural(int(np.isfinite(told.value).sum()), "client")
     average = scale.text(told.level("average_by_client"))
-    return f"{who} is served worst{seeds}: {measured}; the average over {count} is {average}."
+    said = f"{who} is served worst{seeds}: {measured}; the average over {count} is {average}."
+    base = next((c.values for c in told.columns if c.key == "average"), np.full(1, math.nan))
+    known = base[np.isfinite(base)]
+    if not known.size:
+        return said
+    low, mean = scale.text(float(scale.kind.sign * (scale.kind.sign * known).min())), known.mean()
+    return f"{said} Solved for the average instead: {low} and {scale.text(float(mean))}."
 
 
 def _write_interval(told: Told, i: int) -> str:

@@ -55,7 +55,9 @@ def finish(
     if pairs:
         own = [score_samples(whole, *pair, *whole.splits()[split].client(i)).losses
                for i, pair in enumerate(pairs)]  # fmt: skip
-        both = [pair for pair, one in zip(zip(own, mine, strict=True), apart, strict=True) if not one]
+        both = [
+            pair for pair, one in zip(zip(own, mine, strict=True), apart, strict=True) if not one
+        ]
         chances[1] = tell_apart([a for a, _ in both], [b for _, b in both])
     return describe_gain(choice, runs, split, *chances), rows, runs
 

@@ -115,12 +115,12 @@ class RunFolder:
             files.write_file(self.path / tables.HITS, tables.pack_hits(hits))
 
     def beside(self, history: Any) -> None:
-        """Write what samples say, and what clients have alone or without own parts."""
+        """Write what samples say, and what clients have alone, without own parts, on average."""
         if self.writes and history.details is not None:
             text = json.dumps(history.details.to_dict()) + "\n"
             files.write_file(self.path / tables.DETAILS, text.encode())
-        records = {tables.ALONE: history.alone, tables.WITHOUT_OWN: history.without_own}
-        for name, record in records.items():
+        for key, name in tables.BESIDE.items():
+            record = getattr(history, key)
             if self.writes and record is not None:
                 rows = [tables.TABLES["metrics.csv"], *record.to_rows(self.names)]
                 files.write_file(self.path / name, _to_csv(rows))
