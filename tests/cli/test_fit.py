@@ -42,7 +42,7 @@ def test_fit_says_what_columns_were_taken_for_and_init_chooses_the_same(tmp_path
     rng, lines = np.random.default_rng(0), ["row,site,age,visits,ill"]
     for k in range(300):
         seen = ["1", "2", "3 or more"][k % 3]
-        lines.append(f"{k},{'ab'[k % 2]},{rng.normal():.3f},{seen},{rng.integers(2)}")
+        lines.append(f"{k},{'ab'[k % 2]},{rng.normal():.7f},{seen},{rng.integers(2)}")
     table = tmp_path / "t.csv"
     table.write_text("\n".join(lines))
     asked = [str(table), "--client", "site", "--target", "ill"]

@@ -200,13 +200,13 @@ def _describe_worst(told: Told) -> str:
         return f"{who} is served worst{seeds}: {measured}."
     count = plural(int(np.isfinite(told.value).sum()), "client")
     average = scale.text(told.level("average_by_client"))
-    said = f"{who} is served worst{seeds}: {measured}; the average over {count} is {average}."
+    said = f"{who} is served worst{seeds}: {measured}; the average over {count} is {average}"
     base = next((c.values for c in told.columns if c.key == "average"), np.full(1, math.nan))
     known = base[np.isfinite(base)]
     if not known.size:
-        return said
+        return f"{said}."
     low, mean = scale.text(float(scale.kind.sign * (scale.kind.sign * known).min())), known.mean()
-    return f"{said} Solved for the average instead: {low} and {scale.text(float(mean))}."
+    return f"{said} (solved for the average: {low} and {scale.text(float(mean))})."
 
 
 def _write_interval(told: Told, i: int) -> str:

@@ -23,6 +23,8 @@ from equifed.metrics.metric import Metric, find_metric
 from equifed.metrics.reducers import worst_fraction
 from equifed.models.flat import FlatModel
 from equifed.models.predictor import Predictor
+from equifed.report.methods import Scale
+from equifed.report.verdict import compare_federation
 from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
 from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, pool, read_score, solve
 from equifed.training.history import History
@@ -51,15 +53,9 @@ def finish(
     mine, base = (
         score_rows(whole, cast(Predictor, runs[k].predictor()), split) for k in (choice.name, BASE)
     )
-    chances = [tell_apart(mine, base), 1.0]
-    if pairs:
-        own = [score_samples(whole, *pair, *whole.splits()[split].client(i)).losses
-               for i, pair in enumerate(pairs)]  # fmt: skip
-        both = [
-            pair for pair, one in zip(zip(own, mine, strict=True), apart, strict=True) if not one
-        ]
-        chances[1] = tell_apart([a for a, _ in both], [b for _, b in both])
-    return describe_gain(choice, runs, split, *chances), rows, runs
+    scale = Scale(main_metric(runs[BASE]).name, split)
+    all_alone, _ = compare_federation(runs[choice.name], scale)  # as the report has it
+    return describe_gain(choice, runs, split, tell_apart(mine, base), bool(all_alone)), rows, runs
 
 
 def solve_alone(data: Federation, l2s: Losses) -> list[tuple[FlatModel, Tensor]]:
@@ -135,7 +131,7 @@ def _measure_again(
 
 
 def list_rows(
-    choice: Choice, runs: dict[str, History], alone: Score | None, split: str, apart: Any
+    choice: Choice, runs: dict[str, History], alone: Score | None, split: str, apart: Any = False
 ) -> list[dict[str, Any]]:
     """Return a row for every kind of candidate; clients ``apart`` are not compared with alone."""
     kind = main_metric(runs[BASE])
@@ -150,7 +146,9 @@ def list_rows(
         for label, mine, own in (("validation", *held), (split, score, alone)):
             row[label] = {"loss": mine.mean, **summarise(mine.metric, kind)}
             if own is not None and name != ALONE:
-                row[label]["better_alone"] = int(((own.loss < mine.loss) & ~apart).sum())
+                row[label]["better_alone"] = int(
+                    (~np.asarray(apart) & (own.loss < mine.loss)).sum()
+                )
         rows.append(row)
     return rows
 
@@ -224,20 +222,20 @@ def tell_apart(ours: Sequence[Losses], theirs: Sequence[Losses]) -> float:
 
 
 def describe_gain(
-    choice: Choice, runs: dict[str, History], split: str, unlike: float, alone: float
+    choice: Choice, runs: dict[str, History], split: str, unlike: float, all_alone: bool
 ) -> str:
     """Say what was gained, for whom, what was given up, and whether own models would do better.
 
-    ``unlike`` is how likely the gain is by chance, ``alone`` that of own models over the chosen.
+    ``unlike`` is how likely the gain is by chance.
     """
     kind, chance = main_metric(runs[BASE]), choice.name != BASE and unlike >= LEVEL
     mine, base = (read_score(runs[k], split).metric for k in (choice.name, BASE))
     now, then = ({k: kind.write(v) for k, v in summarise(v, kind).items()} for v in (mine, base))
     told, whom = [], "Worst-served " + ("fifth" if len(mine) > 5 else "client")
-    if alone < LEVEL:
+    if all_alone:
         told.append(
-            "You would all be better off alone: on average over the clients own models have a "
-            "smaller loss, beyond chance."
+            "You would all be better off alone: on average over the clients own models serve "
+            "better, beyond chance."
         )
     elif choice.name == BASE:
         own = any(point.own_l2 is not None for point in choice.best.values())
@@ -257,7 +255,7 @@ def describe_gain(
     told.append(
         f"{whom} of {len(change):,}: {then['worst_fifth']} to {now['worst_fifth']}, average "
         f"{then['average']} to {now['average']} ({split} {kind.label}, against one model for the "
-        f"average, solved alike{', a difference within chance' if chance and alone < LEVEL else ''}"
+        f"average, solved alike{', a difference within chance' if chance and all_alone else ''}"
         f"); clients better served: {int((change > 0).sum())}, worse: {int((change < 0).sum())}."
     )
     return " ".join(told)
