@@ -236,8 +236,8 @@ def test_the_chosen_method_is_the_one_of_the_page():
     report = build(as_methods(runs), chosen="own")
     assert report.methods[report.lead].name == "own"
     headline = as_json(report)["headline"]
-    assert headline["result"].startswith("own makes no measurable difference against plain")
-    assert headline["advice"] == "Use own, which was chosen on validation samples."
+    assert headline["result"].startswith("Own makes no measurable difference against plain")
+    assert headline["advice"].startswith('Use the model "own", which was chosen on validation')
     assert '<span class="change">chosen</span>' in render(report)
     with pytest.raises(ReportError, match="no method 'other'"):
         build(as_methods(runs), chosen="other")

@@ -32,7 +32,8 @@ from equifed.training.history import History
 from equifed.training.tables import OWN, read_model
 
 MOST_LISTED = 1000
-"""Of more clients, the page lists those that are served worst; all are in the JSON beside it."""
+"""Of more clients, the page lists so many lines of all methods together, of those served worst; all
+are in the JSON beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +225,7 @@ class Report:
         if count <= MOST_LISTED or self.scale is None:
             return np.arange(count)
         order = np.argsort(self.scale.kind.sign * self.told[self.lead].value, kind="stable")
-        return np.sort(order[:MOST_LISTED])
+        return np.sort(order[: max(100, MOST_LISTED // len(self.methods))])
 
 
 def build(
