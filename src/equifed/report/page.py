@@ -137,9 +137,7 @@ def render(report: Report, refresh: float | None = None) -> str:
             "own": [
                 f"{method.name}: {sentence}" if len(shown) > 1 else sentence
                 for method in shown
-                for sentence in text.describe_own(method, scale)[
-                    -1 if report.chosen is not None else 0 :
-                ]
+                for sentence in text.describe_own(method, scale)[first:]
             ],
             "groups": tables.list_groups(lead, scale),
         }
