@@ -19,13 +19,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 from scipy.special import expit, xlog1py, xlogy
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.data.federation import Federation
 from equifed.objectives import Average, ChiSquare
 from equifed.objectives.base import SaddleObjective
-from equifed.steps.metric import step_exactly
+from equifed.steps.metric import Products, step_exactly
 
 Array: TypeAlias = NDArray[Any]
 
@@ -164,9 +165,14 @@ class LinearPaths:
             gradient = weights @ gradients
             step = np.linalg.solve(metric, gradient)
             return step, weights, 0.5 * float(gradient @ step)
-        steps = np.linalg.solve(metric, gradients.T)
-        weights, gain = step_exactly(objective, at.losses, gradients @ steps, weights, 1.0)
-        return steps @ weights, weights, gain
+        products: Array | Products
+        try:
+            factor = np.linalg.cholesky(metric)
+            products = Products(solve_triangular(factor, gradients.T, lower=True).T)
+        except np.linalg.LinAlgError:  # no full rank, to rounding
+            products = gradients @ np.linalg.solve(metric, gradients.T)
+        weights, gain = step_exactly(objective, at.losses, products, weights, 1.0)
+        return np.linalg.solve(metric, weights @ gradients), weights, gain
 
     # -- on other rows ------------------------------------------------------------------------
 

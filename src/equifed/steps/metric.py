@@ -40,6 +40,9 @@ RANK = 64
 SECANTS = 10
 """Steps that correct a metric."""
 
+MANY, MOST_RANK = 1000, 200
+"""Of more clients than this, products of up to this rank are kept as so many numbers per client."""
+
 SMALL, STILL = 1e-10, 1e-12
 """Difference of objectives, relative, that may be rounding; move of the weights that is none."""
 
@@ -317,15 +320,48 @@ def factor_blocks(blocks: Vector, lift: float) -> Vector:
     raise ArithmeticError("The clients' summed curvature is not positive.")
 
 
-def largest_coupling(products: Losses) -> float:
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Inner products of the clients' gradients, as those of a few numbers per client."""
+
+    rows: Losses  # (N, r)
+
+    def __matmul__(self, weights: Weights) -> Losses:
+        return np.asarray(self.rows @ (self.rows.T @ weights))
+
+    def __rmul__(self, factor: float) -> Products:
+        return Products(math.sqrt(factor) * self.rows)
+
+    @classmethod
+    def of(cls, products: Losses) -> Losses | Products:
+        """Return products of many clients in this form if their rank is low: pivoted Cholesky.
+
+        >>> rows = np.random.default_rng(0).normal(size=(2000, 3))
+        >>> Products.of(rows @ rows.T).rows.shape, Products.of(np.eye(2000)).shape
+        ((2000, 3), (2000, 2000))
+        """
+        n, rest = len(products), products.diagonal().copy()
+        rows, least = np.empty((n, MOST_RANK)), 1e-14 * float(rest.sum())
+        for k in range(MOST_RANK if n > MANY else 0):
+            i = int(rest.argmax())
+            if float(rest.sum()) <= least:
+                return cls(rows[:, :k])
+            rows[:, k] = (products[:, i] - rows[:, :k] @ rows[i, :k]) / math.sqrt(rest[i])
+            rest = np.maximum(rest - rows[:, k] ** 2, 0.0)
+        return products
+
+
+def largest_coupling(products: Losses | Products) -> float:
     """Return a number that no eigenvalue of inner products exceeds: the smaller of two norms."""
+    if isinstance(products, Products):
+        return float(np.linalg.norm(products.rows.T @ products.rows))
     return min(float(np.linalg.norm(products)), float(np.abs(products).sum(0).max()))
 
 
 def step_exactly(
     objective: SaddleObjective,
     losses: Losses,
-    products: Losses,
+    products: Losses | Products,
     weights: Weights,
     tau: float,
     accuracy: float = 1e-2,
