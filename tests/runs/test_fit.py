@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 import equifed as ef
 from equifed.data.split import Split
@@ -332,6 +333,24 @@ def test_a_client_without_test_rows_is_served_and_not_measured(regression: bool)
     served = ef.fit(data)
     measured = served.history.per_client(served.history.main_metric()[0], "test")
     assert list(measured) == ["c0", "c1"] and "c2" in served.predictor().clients
+
+
+def test_auroc_stands_beside_accuracy_where_a_class_is_rare(tmp_path: Path) -> None:
+    rng, found = np.random.default_rng(0), {}
+    for name in "abc":
+        x = rng.normal(size=(300, 2))
+        found[name] = x, (x[:, 0] + rng.logistic(size=300) > 2.8).astype(int)
+    served = ef.fit(ef.Federation.from_clients(found, classes=2))
+    data = ef.Federation.from_clients(found, classes=2).split(test=0.25, seed=0)
+    made, areas = served.predictor(), []
+    for i, name in enumerate("abc"):
+        x, y = data.test.client(i)
+        areas.append(roc_auc_score(y, made.predict_proba(x, name)[:, 1]))
+    chosen = next(row for row in served.rows if row["chosen"])
+    assert chosen["test"]["auroc"] == pytest.approx(np.mean(areas))
+    assert "AUROC" in str(served.table)
+    assert "AUROC" in served.report(tmp_path / "report.html").read_text()
+    assert "AUROC" not in str(ef.fit(draw(0.0)).table)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -56,12 +56,14 @@ class Run:
         resume: bool = False, progress: bool | None = False,
     ) -> History:  # fmt: skip
         """Train, and return what happened."""
-        config = self.config
+        config, metrics = self.config, [*self.config.evaluate.metrics]
+        if self.federation.has_rare_class() and "auroc" not in metrics:
+            metrics.append("auroc")  # accuracy says little there
         with limit_threads(config.threads), schema.blame(HUGE, OverflowError):
             history = train(
                 self.algorithm, self.clients, rounds=config.rounds, seed=config.seed,
                 evaluate=self.evaluate, every=config.evaluate.every,
-                metrics=load_metrics(config.evaluate.metrics), stop=config.stop,
+                metrics=load_metrics(metrics), stop=config.stop,
                 give_out=config.give_out, missing=config.missing, callbacks=callbacks,
                 progress=progress, folder=folder, resume=resume,
             )  # fmt: skip

@@ -252,8 +252,8 @@ def solve(data: Federation, points: Sequence[Point], evaluate: Sequence[str]) ->
             own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
             clients = simulate(data, *model_for(data), l2=point.l2, dtype=torch.float64, **own)
         objective = Average() if point.rho is None else ChiSquare(point.rho)
-        run = FairNewton(objective)
-        history = train(run, clients, rounds=ROUNDS, x=x, progress=False, **options)
+        run, more = FairNewton(objective), ["auroc"] if data.has_rare_class() and evaluate else []
+        history = train(run, clients, rounds=ROUNDS, x=x, metrics=more, progress=False, **options)
         x = history.parameters
         yield history
 

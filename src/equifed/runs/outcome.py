@@ -48,6 +48,8 @@ def finish(
         alone[0].add_to(runs[choice.name])
     apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
     rows = list_rows(choice, runs, None if alone is None else alone[1], split, apart)
+    if whole.has_rare_class():
+        add_auroc(rows, runs, whole, pairs, split)
     if data.test is None:
         return "There are no test rows, so what the choice brings is not known.", rows, runs
     mine, base = (
@@ -153,6 +155,19 @@ def list_rows(
     return rows
 
 
+def add_auroc(
+    rows: list[dict[str, Any]], runs: dict[str, History], data: Federation,
+    pairs: Sequence[tuple[FlatModel, Tensor]], split: str,
+) -> None:  # fmt: skip
+    """Put the mean AUROC beside accuracy, which says little where a class is rare."""
+    for row in rows:
+        run = runs.get(row["candidate"])
+        own = None if run else measure_models(data, pairs, (), "auroc", split)[0]
+        record = run.last("auroc", split) if run else own
+        known = np.full(1, math.nan) if record is None else record.values
+        row[split]["auroc"] = summarise(known, find_metric("auroc"))["average"]
+
+
 def main_metric(run: History) -> Metric:
     """Return what a run is about."""
     shown = run.main_metric()
@@ -178,6 +193,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
             header.append(f"{split} loss, noised")
             continue
         header += [f"{split} {kind.label}", "worst fifth", "better alone"]
+        header += ["AUROC"] if "auroc" in rows[0][split] else []
     for row in rows:
         cells = [row["candidate"] + (" *" if row["chosen"] else "")]
         for split in splits:
@@ -187,6 +203,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
                 continue
             cells += [kind.write(told[k]) for k in ("average", "worst_fifth")]
             cells.append(str(told.get("better_alone", "")))
+            cells += [find_metric("auroc").write(told["auroc"])] if "auroc" in told else []
         lines.append(tuple(cells))
     return Table("* chosen, on validation rows", tuple(header), lines)
 
