@@ -260,7 +260,7 @@ def test_a_run_of_another_objective_has_the_average_beside_it(tmp_path) -> None:
     assert "solved for the average" in console.export_text()
     page = write_report(loaded, tmp_path / "report.html").read_text()
     low = f"{100 * history.average.values.min():.1f}"
-    assert f"(solved for the average: {low}" in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert f"(solved for the average: worst {low}" in page.replace("\N{NO-BREAK SPACE}", " ")
     network = {**config, "model": {"name": "mlp"}, "algorithm": {"name": "scaff-pd"}}
     network["algorithm"]["objective"] = {"name": "worst-case"}
     assert run({**network, "rounds": 2}).average is None

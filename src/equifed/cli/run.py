@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,12 +75,14 @@ def init(
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
     assert table is not None
-    columns, looks = look_at_table(table, open_console(quiet or json))
+    console = open_console(quiet or json)
+    columns, looks = look_at_table(table, console)
     named = split_names(categorical), split_names(numeric)
     guess = guess_table(columns, looks, client, target, *named)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
-    choice = _try(out, columns, guess)
+    with console.status("trying candidates") as status:
+        choice = _try(out, columns, guess, lambda what: status.update(f"solving: {what}"))
     out.write_text(write_first_config(guess, table, out, choice), encoding="utf-8")
     if json:
         print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
@@ -132,7 +134,7 @@ def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
     return found[0]
 
 
-def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
+def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None]) -> Choice:
     """Return what ``fit`` would choose, and say now what is wrong with the table.
 
     Of a long table some rows of every client are tried.
@@ -157,7 +159,7 @@ def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
             told |= {"categorical": guess.categorical, "keep_together": together}
             some = columns if step == 1 else columns.take(rows)
             data = read_data(some, guess.client, guess.target, 0.25, 0, told)
-        return choose(replace(data, test=None), 0, None, lambda _: None, together is None)
+        return choose(replace(data, test=None), 0, None, tell, together is None)
     except ValueError as error:
         raise ValueError(
             f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "

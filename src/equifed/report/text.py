@@ -214,7 +214,7 @@ def _describe_worst(told: Told) -> str:
     if not known.size:
         return f"{said}."
     low, mean = scale.text(float(scale.kind.sign * (scale.kind.sign * known).min())), known.mean()
-    return f"{said} (solved for the average: {low} and {scale.text(float(mean))})."
+    return f"{said} (solved for the average: worst {low}, average {scale.text(float(mean))})."
 
 
 def _write_interval(told: Told, i: int) -> str:
