@@ -155,8 +155,10 @@ def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None])
         with warnings.catch_warnings():
             if step > 1:  # they would be about these rows
                 warnings.simplefilter("ignore", DataWarning)
-            told = {"features": guess.features, "task": guess.task, "numeric": guess.numeric}
-            told |= {"categorical": guess.categorical, "keep_together": together}
+            told: dict[str, Any] = {
+                "features": guess.features, "task": guess.task, "numeric": guess.numeric,
+                "categorical": guess.categorical, "keep_together": together,
+            }  # fmt: skip
             some = columns if step == 1 else columns.take(rows)
             data = read_data(some, guess.client, guess.target, 0.25, 0, told)
         return choose(replace(data, test=None), 0, None, tell, together is None)

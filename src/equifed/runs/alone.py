@@ -377,10 +377,11 @@ def solve_average(history: History, clients: Clients) -> MetricRecord | None:
     shown = history.main_metric()
     if shown is None:
         return None
-    stop, settings = StopWhen(at_relative_gap=1e-6), {"evaluate": [shown[1]], "progress": False}
     metrics = [] if shown[0] in ("loss", "accuracy", "mse") else [shown[0]]
-    solver = FairNewton(Average())
-    run = train(solver, clients, rounds=60, every=60, stop=stop, metrics=metrics, **settings)
+    run = train(
+        FairNewton(Average()), clients, rounds=60, every=60, stop=StopWhen(at_relative_gap=1e-6),
+        evaluate=[shown[1]], metrics=metrics, progress=False,
+    )  # fmt: skip
     return run.last(*shown)
 
 

@@ -137,10 +137,10 @@ def choose(
             f"fit chooses what serves several clients; there is only one, {data.names[0]!r}. Check "
             "the client column, or train one model for it with equifed.train."
         )
-    told = data.train.targets
-    if (told == told[:1]).all():
+    targets = data.train.targets
+    if (targets == targets[:1]).all():
         raise DataError(
-            f"Every training row has the target {data.in_units(told[0])}: there is nothing to "
+            f"Every training row has the target {data.in_units(targets[0])}: there is nothing to "
             "learn; check the target column."
         )
     folds, rows = hold_out(data, seed, may_fold)

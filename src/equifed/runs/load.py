@@ -346,11 +346,12 @@ def evaluate(
         loss = losses[told["loss"]].load()
     else:  # of equifed.train, or of fit
         told, known = made, {e.load().__name__: e.load() for e in losses.entries().values()}
-        if (loss := known.get(made["loss"])) is None:
+        if made["loss"] not in known:
             raise RunFolderError(
                 f"{run.path} was trained with a loss of your own ({made['loss']:.80}), which the "
                 "folder does not hold; measure it in Python with equifed.load_predictor(folder)."
             )
+        loss = known[made["loss"]]
     dtype, own = getattr(torch, told["dtype"]), predictor.own
     inputs = as_data(federation.train.inputs, dtype, "cpu")
     part = OwnPart(tuple(own), "joint", 0.0) if own else None

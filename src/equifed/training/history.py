@@ -380,13 +380,15 @@ class History:
     def read_tables(cls, run: StoredRun) -> History:
         """Read the tables of a run folder, without a look at their checksums."""
         names = tables.read_names(run)
+        beside: dict[str, Any] = {
+            key: next(iter(tables.read_metrics(run, names, file)), None)
+            for key, file in tables.BESIDE.items()
+        }
         return cls(
             names, tables.read_rounds(run), tables.read_metrics(run, names),
             tables.read_weights(run, names), tables.read_events(run),
             details=tables.read_details(run),
-            **{key: next(iter(tables.read_metrics(run, names, file)), None)
-               for key, file in tables.BESIDE.items()},
-            provenance=tables.read_provenance(run), folder=run.path,
+            **beside, provenance=tables.read_provenance(run), folder=run.path,
         )  # fmt: skip
 
 
