@@ -222,7 +222,7 @@ def describe_clients(data: Federation, held: Losses) -> list[str]:
     few = int((held < ENOUGH).sum())
     if few:
         told.append(
-            f"{few} of {len(data)} clients have fewer than {ENOUGH} held-out rows: too few to keep "
+            f"{few:,} of {len(data):,} clients have fewer than {ENOUGH} held-out rows: too few to keep "
             "a model of their own."
         )
     return told
@@ -230,7 +230,7 @@ def describe_clients(data: Federation, held: Losses) -> list[str]:
 
 def join_names(names: Sequence[str]) -> str:
     """List a few names, and count the others."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def model_for(data: Federation) -> tuple[str, str]:
