@@ -22,7 +22,7 @@ from equifed.datasets.small import synthetic_regression
 from equifed.engines.simulate import simulate
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, WorstCase
 from equifed.steps.automatic import AutoSteps, hessian_product, measured_smoothness
-from equifed.steps.metric import Products, largest_coupling, step_exactly
+from equifed.steps.dual_step import Products, largest_coupling, step_exactly
 from equifed.steps.schedules import (
     AcceleratedSteps,
     ConstantSteps,

@@ -12,16 +12,14 @@ from equifed.contract.algorithm import Bound
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.curvature import Form
 from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
+from equifed.steps.dual_step import Products, largest_coupling, step_exactly
 from equifed.steps.metric import (
     Metric,
     MetricKind,
     MetricSizes,
-    Products,
     bound_below,
     choose_form,
     form_metric,
-    largest_coupling,
-    step_exactly,
 )
 
 MOST_CLIENTS = 10_000

@@ -414,12 +414,6 @@ class Federation:
         pairs = zip(self.names, labels, strict=True)
         return [name for name, mine in pairs if len(np.unique(mine)) == 1]
 
-    def has_rare_class(self) -> bool:
-        """Tell whether more than four fifths of the training samples are of one class."""
-        if self.classes is None:
-            return False
-        return bool(np.bincount(self.train.targets).max() > 0.8 * len(self.train))
-
     def checksum(self) -> str:
         """Return the SHA-256 of names, classes, arrays, dtypes and offsets."""
         about = self.names, self.classes, self.class_names

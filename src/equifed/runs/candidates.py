@@ -21,6 +21,7 @@ from equifed.data.split import DataError, Split
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare
 from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
+from equifed.runs.build import has_rare_class
 from equifed.runs.linear_paths import LinearPaths, measure
 from equifed.training.files import RunFolderError, read_sealed, seal, write_file
 from equifed.training.final_model import StopWhen
@@ -222,8 +223,8 @@ def describe_clients(data: Federation, held: Losses) -> list[str]:
     few = int((held < ENOUGH).sum())
     if few:
         told.append(
-            f"{few:,} of {len(data):,} clients have fewer than {ENOUGH} held-out rows: too few to keep "
-            "a model of their own."
+            f"{few:,} of {len(data):,} clients have fewer than {ENOUGH} held-out rows: too few to "
+            "keep a model of their own."
         )
     return told
 
@@ -252,7 +253,7 @@ def solve(data: Federation, points: Sequence[Point], evaluate: Sequence[str]) ->
             own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
             clients = simulate(data, *model_for(data), l2=point.l2, dtype=torch.float64, **own)
         objective = Average() if point.rho is None else ChiSquare(point.rho)
-        run, more = FairNewton(objective), ["auroc"] if data.has_rare_class() and evaluate else []
+        run, more = FairNewton(objective), ["auroc"] if has_rare_class(data) and evaluate else []
         history = train(run, clients, rounds=ROUNDS, x=x, metrics=more, progress=False, **options)
         x = history.parameters
         yield history

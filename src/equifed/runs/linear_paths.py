@@ -26,7 +26,7 @@ from equifed.contract.arrays import Losses, Weights
 from equifed.data.federation import Federation
 from equifed.objectives import Average, ChiSquare
 from equifed.objectives.base import SaddleObjective
-from equifed.steps.metric import Products, step_exactly
+from equifed.steps.dual_step import Products, step_exactly
 
 Array: TypeAlias = NDArray[Any]
 

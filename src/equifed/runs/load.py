@@ -340,18 +340,12 @@ def evaluate(
     run = open_run_folder(folder, trust=trust)
     predictor, made = read_predictor(run), run.json(RUN)
     federation = _gather(predictor, table, client, made["samples"]["classes"])
+    told = RunConfig.of_run(run).model if CONFIG in run else made  # of equifed.train, or of fit
     losses = SECTIONS["losses"]
-    if CONFIG in run:
-        told = RunConfig.of_run(run).model
-        loss = losses[told["loss"]].load()
-    else:  # of equifed.train, or of fit
-        told, known = made, {e.load().__name__: e.load() for e in losses.entries().values()}
-        if made["loss"] not in known:
-            raise RunFolderError(
-                f"{run.path} was trained with a loss of your own ({made['loss']:.80}), which the "
-                "folder does not hold; measure it in Python with equifed.load_predictor(folder)."
-            )
-        loss = known[made["loss"]]
+    named = {e.load().__name__: e.load() for e in losses.entries().values()}
+    if CONFIG not in run and told["loss"] not in named:
+        raise RunFolderError(f"{run.path} has a loss of your own; use equifed.load_predictor.")
+    loss = losses[told["loss"]].load() if CONFIG in run else named[told["loss"]]
     dtype, own = getattr(torch, told["dtype"]), predictor.own
     inputs = as_data(federation.train.inputs, dtype, "cpu")
     part = OwnPart(tuple(own), "joint", 0.0) if own else None

@@ -26,6 +26,7 @@ from equifed.models.predictor import Predictor
 from equifed.report.methods import Scale
 from equifed.report.verdict import compare_federation
 from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
+from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, pool, read_score, solve
 from equifed.training.history import History
 
@@ -48,7 +49,7 @@ def finish(
         alone[0].add_to(runs[choice.name])
     apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
     rows = list_rows(choice, runs, None if alone is None else alone[1], split, apart)
-    if whole.has_rare_class():
+    if has_rare_class(whole):
         add_auroc(rows, runs, whole, pairs, split)
     if data.test is None:
         return "There are no test rows, so what the choice brings is not known.", rows, runs
