@@ -32,7 +32,8 @@ from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare, CVaR, QFair, RelativeFairness, WorstCase
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
-from equifed.steps.metric import Metric, form_metric, least_weighted_loss, step_exactly
+from equifed.steps.dual_step import step_exactly
+from equifed.steps.metric import Metric, form_metric, least_weighted_loss
 from equifed.training.final_model import StopWhen
 from equifed.training.history import RoundRecord
 from equifed.training.loop import train

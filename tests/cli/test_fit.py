@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -34,6 +35,24 @@ def test_a_table_becomes_a_model_and_a_page(
     predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
     assert CliRunner().invoke(app, predicted).exit_code == 0
     assert len((tmp_path / "found.csv").read_text().splitlines()) == 121
+
+
+def test_fit_says_what_columns_were_taken_for_and_init_chooses_the_same(tmp_path: Path) -> None:
+    """With numbers of rows that rounding tells apart: 0.15 and 0.2 (1 - 0.25) of 150."""
+    rng, lines = np.random.default_rng(0), ["row,site,age,visits,ill"]
+    for k in range(300):
+        seen = ["1", "2", "3 or more"][k % 3]
+        lines.append(f"{k},{'ab'[k % 2]},{rng.normal():.7f},{seen},{rng.integers(2)}")
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(lines))
+    asked = [str(table), "--client", "site", "--target", "ill"]
+    fitted = CliRunner().invoke(app, ["fit", *asked, "--out", str(tmp_path / "run")])
+    begun = CliRunner().invoke(app, ["init", *asked, "--out", str(tmp_path / "run.toml")])
+    assert fitted.exit_code == begun.exit_code == 0, fitted.stderr + begun.stderr
+    for said in (fitted.stdout, begun.stdout):
+        assert "left out    row: an identifier" in said and "'3 or more', taken as" in said
+    chosen = next(line for line in begun.stdout.splitlines() if line.startswith("chosen"))
+    assert chosen.removeprefix("chosen").strip() in fitted.stdout
 
 
 def test_privacy_is_asked_for_with_its_bounds(tmp_path: Path) -> None:

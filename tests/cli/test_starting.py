@@ -89,7 +89,7 @@ def test_a_long_table_is_read_once_and_tried_on_some_rows(
     columns, looks = command.look_at_table(path, command.terminal.open_console(quiet=True))
     guess = command.guess_table(columns, looks, "bank", "y", [], [])
     (tmp_path / "run.toml").write_text(write_first_config(guess, path, tmp_path / "run.toml"))
-    command._try(tmp_path / "run.toml", columns, guess)
+    command._try(tmp_path / "run.toml", columns, guess, lambda _: None)
     assert calls == [path]
     assert len(sizes) == 1 and sizes[0] < rows and sizes[0] <= 20 + 3
 

@@ -316,3 +316,18 @@ def test_a_watched_report_loads_itself_again_until_the_run_has_ended(tmp_path, b
     wait.until(lambda _: not browser.driver.find_elements(By.ID, "live"))
     assert not browser.driver.find_elements(By.CSS_SELECTOR, "meta[http-equiv=refresh]")
     assert browser.console() == []
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_page_of_a_fit_takes_few_words_and_no_sideways_scrolling(tmp_path, browser, width):
+    """Four clients: result, advice, pictures and candidates in at most 600 words."""
+    import equifed as ef
+
+    served = ef.fit(ef.load("heart-disease"), seed=1)
+    browser.phone(width, 900)
+    browser.open(served.report(tmp_path / "report.html"))
+    words = browser.js("return document.querySelector('main').innerText")
+    assert len(words.split()) <= 600
+    assert browser.js("return document.documentElement.scrollWidth") == width
+    assert served.chosen.name in browser.driver.find_element(By.ID, "advice").text
+    assert browser.console() == []

@@ -234,10 +234,11 @@ def test_ten_thousand_clients_are_a_small_page_from_few_draws(tmp_path, monkeypa
         return resampled(correct, sizes, resamples=resamples)
 
     monkeypatch.setattr(numbers, "accuracy_intervals", count)
-    report = build(comparison(clients=10_000, methods=("fedavg", "scaff-pd"), seeds=1))
+    methods = ("fedavg", "scaff-pd", "afl", "drfa")
+    report = build(comparison(clients=10_000, methods=methods, seeds=1))
     path = write_report(report, tmp_path / "report.html")
     assert path.stat().st_size < 1_000_000
-    assert draws == [(10_000, 100)] * 2
+    assert draws == [(10_000, 100)] * 4
     clients = json.loads(path.with_suffix(".json").read_text())["methods"][0]["clients"]
     assert len(clients) == 10_000
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy.stats import ttest_rel
 from sklearn.linear_model import LogisticRegression, Ridge
 from tests.problems import classification, regression
@@ -19,6 +22,7 @@ from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
 from equifed.training.files import StoredRun
 from equifed.training.folder import check_folder, is_complete
+from equifed.training.show import tabulate_clients
 
 pytestmark = pytest.mark.long
 
@@ -231,6 +235,35 @@ def test_a_killed_run_gets_its_own_models_when_it_is_resumed(
     check_folder(StoredRun(tmp_path / "run"))
     loaded = ef.History.load(tmp_path / "run")
     assert loaded.alone is not None and [e["event"] for e in loaded.events].count("alone") == 1
+
+
+def test_a_run_of_another_objective_has_the_average_beside_it(tmp_path) -> None:
+    """Oracle: scikit-learn with every client's rows weighted to the same sum."""
+    config = small()
+    config["model"] = {"name": "logistic", "loss": "logistic", "l2": 0.02}
+    config["model"]["penalise"] = "weights"
+    config["data"] = {"name": "heart-disease"}
+    assert run(config).average is None  # its own objective is the average
+    config["algorithm"] = {"name": "fair-newton", "objective": {"name": "chi-square", "rho": 0.1}}
+    history = run(config, tmp_path / "run")
+    data = ef.load("heart-disease")
+    inputs, targets = data.train.inputs, data.train.targets
+    weights = np.concatenate([np.full(n, 1 / n) for n in data.train.sizes]) / len(data)
+    model = LogisticRegression(C=1 / 0.02, tol=1e-10, max_iter=9000)
+    model.fit(inputs, targets, sample_weight=weights)
+    wanted = [model.score(*data.test.client(i)) for i in range(len(data))]
+    np.testing.assert_allclose(history.average.values, wanted, atol=0.005)
+    loaded = ef.History.load(tmp_path / "run")
+    np.testing.assert_array_equal(loaded.average.values, history.average.values)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(tabulate_clients({"run": loaded}))
+    assert "solved for the average" in console.export_text()
+    page = write_report(loaded, tmp_path / "report.html").read_text()
+    low = f"{100 * history.average.values.min():.1f}"
+    assert f"(solved for the average: worst {low}" in page.replace("\N{NO-BREAK SPACE}", " ")
+    network = {**config, "model": {"name": "mlp"}, "algorithm": {"name": "scaff-pd"}}
+    network["algorithm"]["objective"] = {"name": "worst-case"}
+    assert run({**network, "rounds": 2}).average is None
 
 
 def test_where_own_models_fail_the_shared_one_is_kept(tmp_path, monkeypatch) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import equifed as ef
+from equifed.contract.streams import Stream
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
+from equifed.steps.automatic import measured_smoothness
 
 
 def config(algorithm: Any, rounds: int = 1) -> RunConfig:
@@ -60,3 +63,31 @@ def test_algorithms_learn_without_a_number(name: str) -> None:
     rounds, losses = history.series("loss", "train")
     assert rounds[-1] == 20
     assert losses[-1].mean() < losses[0].mean()
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e2, 1e5])
+def test_fedavg_without_work_learns_in_any_unit_of_the_features(unit: float) -> None:
+    """In Python as in a configuration; a step of 0.02 was right for one unit alone."""
+    rng, found = np.random.default_rng(0), {}
+    for name in "abcd":
+        x = rng.normal(size=(60, 3))
+        found[name] = unit * x, (x.sum(axis=1) + 0.3 * rng.normal(size=60) > 0).astype(int)
+    clients = ef.simulate(ef.Federation.from_clients(found, classes=2), "logistic")
+    history = ef.train(ef.FedAvg(), clients, rounds=20, evaluate=["train"])
+    losses = history.series("loss", "train")[1].mean(axis=1)
+    assert losses[-1] < (0.7 if unit < 1 else 0.2)  # equal probabilities have log 2 = 0.693
+    assert any("a step size measured" in event.get("reason", "") for event in history.events)
+    given = ef.LocalSGD(lr=0.02, steps=10, batch_size=50)  # as the default, but said
+    told = ef.train(ef.FedAvg(given), clients, rounds=1).events
+    assert not any("a step size measured" in event.get("reason", "") for event in told)
+
+
+def test_the_largest_eigenvalue_is_found_where_the_first_gradient_is_small_by_luck() -> None:
+    """Nearly balanced labels: |f'|^2 <= 2 L f says little of L, and long walks flatten out."""
+    x = np.linspace(-1.0, 1.0, 52)[:, None] * 1e-3
+    y = np.arange(52) % 2
+    y[0] = 1
+    made = ef.Federation.from_clients({"a": (x, y), "b": (x, y)})
+    clients = ef.simulate(made, "logistic", "logistic")
+    found = measured_smoothness(clients, clients.initial(Stream(0)), Stream(0))
+    assert found == pytest.approx(0.25, rel=0.3)  # of the bias: p (1 - p)

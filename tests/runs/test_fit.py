@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 import equifed as ef
 from equifed.data.split import Split
@@ -16,6 +17,8 @@ from equifed.runs import candidates, outcome
 from equifed.runs import fit as fitting
 from equifed.runs.candidates import Point, Score, hold_out, pool, read_score, solve
 from equifed.runs.linear_paths import LinearPaths, measure
+from equifed.runs.load import evaluate
+from equifed.training.files import RunFolderError
 
 Array = np.ndarray[Any, Any]
 
@@ -211,6 +214,39 @@ def test_an_interrupted_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_a_fit_that_is_killed_while_it_saves_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = draw(shift=0.8)
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting.Served, "to_dict", lambda self: 1 / 0)  # the run is written then
+        with pytest.raises(ZeroDivisionError):
+            ef.fit(data, out=tmp_path / "killed")
+    (tmp_path / "killed" / "summary.json").unlink()
+    ef.fit(data, out=tmp_path / "killed")
+    ef.fit(data, out=tmp_path / "plain")
+    for name in ("model.safetensors", "metrics.csv", "choice.json"):
+        both = [(tmp_path / run / name).read_bytes() for run in ("killed", "plain")]
+        assert both[0] == both[1]
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        ef.fit(data, out=tmp_path / "plain")
+
+
+def test_new_rows_are_measured_as_a_run_of_the_command_line_is(tmp_path: Path) -> None:
+    """A folder without a configuration; rows without a label are left out, and counted."""
+    rng = np.random.default_rng(0)
+    table = {"site": [f"s{k % 3}" for k in range(240)], "x": rng.normal(size=240).tolist(),
+             "y": rng.integers(0, 2, 240).tolist()}  # fmt: skip
+    served = ef.fit(table, client="site", target="y", out=tmp_path / "run")
+    table["y"][7] = None
+    with pytest.warns(ef.data.DataWarning, match=r"1 of 240 row\(s\) without a value in 'y'"):
+        found = {drift.metric: drift for drift in evaluate(tmp_path / "run", table)}
+    made, rows = served.predictor(), [k for k in range(240) if k % 3 == 1 and k != 7]
+    cells = {name: [column[k] for k in rows] for name, column in table.items()}
+    right = made.predict(cells) == np.array([str(v) for v in cells["y"]])
+    assert found["accuracy"].rows[1]["now"] == pytest.approx(right.mean())
+
+
 def test_a_folder_of_other_data_is_refused_and_replaced_if_asked(tmp_path: Path) -> None:
     def stop(what: str) -> None:
         if "own" in what:
@@ -263,6 +299,30 @@ def test_clients_of_one_class_and_few_rows_are_named() -> None:
     assert any("4 of 4 clients have fewer than 10 held-out rows" in note for note in few.notes)
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4, 5, 6])
+def test_clients_of_a_few_rows_are_folded_and_every_row_is_held_out_once(rows: int) -> None:
+    data = draw(shift=0.5, clients=30, rows=rows)
+    folds, told = hold_out(data, seed=0)
+    assert len(folds) == min(rows, candidates.FOLDS) and f"in {len(folds)} folds" in told
+    assert sum(len(fold.validation) for fold in folds) == len(data.train)
+    served = ef.fit(data)
+    split = "test" if rows > 2 else "train"  # a quarter of two rows is none
+    assert len(served.predictor().clients) == 30 and np.isfinite(served.rows[0][split]["loss"])
+
+
+def test_clients_of_one_class_are_not_said_to_be_better_off_alone() -> None:
+    """Alone they answer their class and are right; that is no model."""
+    data = draw(shift=0.0, clients=6, rows=80)
+    targets = data.train.targets.copy()
+    cut = data.train.offsets
+    for i in range(6):
+        targets[cut[i] : cut[i + 1]] = i % 2
+    data = replace(data, train=replace(data.train, targets=targets))
+    served = ef.fit(data)
+    assert "better off alone" not in served.gain
+    assert all(row["test"].get("better_alone", 0) == 0 for row in served.rows)
+
+
 @pytest.mark.parametrize("regression", [False, True])
 def test_a_client_without_test_rows_is_served_and_not_measured(regression: bool) -> None:
     data = draw(shift=0.5, clients=3, rows=60)
@@ -275,11 +335,36 @@ def test_a_client_without_test_rows_is_served_and_not_measured(regression: bool)
     assert list(measured) == ["c0", "c1"] and "c2" in served.predictor().clients
 
 
+def test_auroc_stands_beside_accuracy_where_a_class_is_rare(tmp_path: Path) -> None:
+    rng, found = np.random.default_rng(0), {}
+    for name in "abc":
+        x = rng.normal(size=(300, 2))
+        found[name] = x, (x[:, 0] + rng.logistic(size=300) > 2.8).astype(int)
+    served = ef.fit(ef.Federation.from_clients(found, classes=2))
+    data = ef.Federation.from_clients(found, classes=2).split(test=0.25, seed=0)
+    made, areas = served.predictor(), []
+    for i, name in enumerate("abc"):
+        x, y = data.test.client(i)
+        areas.append(roc_auc_score(y, made.predict_proba(x, name)[:, 1]))
+    chosen = next(row for row in served.rows if row["chosen"])
+    assert chosen["test"]["auroc"] == pytest.approx(np.mean(areas))
+    assert "AUROC" in str(served.table)
+    assert "AUROC" in served.report(tmp_path / "report.html").read_text()
+    assert "AUROC" not in str(ef.fit(draw(0.0)).table)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="A table needs client="):
         ef.fit({"x": [1.0]}, target="x")
     with pytest.raises(ValueError, match="leave out target"):
         ef.fit(draw(0.0), target="x")
+    with pytest.raises(ValueError, match="only one, 'c0'"):
+        ef.fit(draw(0.0, clients=1))
+    with pytest.raises(ValueError, match="Every client has a single row"):
+        ef.fit(draw(0.0, clients=9, rows=1), test=0.0)
+    alike = {"who": ["a", "b"] * 20, "x": np.arange(40) % 7, "y": [2.5] * 40}
+    with pytest.raises(ValueError, match=r"Every training row has the target 2\.5"):
+        ef.fit(alike, client="who", target="y")
 
 
 def test_the_chance_of_a_gain_is_uniform_where_there_is_none() -> None:

@@ -22,6 +22,7 @@ from equifed.datasets.small import synthetic_regression
 from equifed.engines.simulate import simulate
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, WorstCase
 from equifed.steps.automatic import AutoSteps, hessian_product, measured_smoothness
+from equifed.steps.dual_step import Products, largest_coupling, step_exactly
 from equifed.steps.schedules import (
     AcceleratedSteps,
     ConstantSteps,
@@ -347,3 +348,19 @@ def test_networks_and_minibatches_train_without_a_number_from_the_user(
 def test_auto_steps_refuse_nonsense(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         AutoSteps(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [1, 7, 60])
+def test_products_of_many_clients_give_the_step_of_the_whole_matrix(rank: int) -> None:
+    rng = np.random.default_rng(rank)
+    rows, losses = rng.normal(size=(1200, rank)) / rank, rng.uniform(1.0, 2.0, size=1200)
+    whole = rows @ rows.T
+    short = Products.of(whole)
+    assert isinstance(short, Products) and short.rows.shape == (1200, rank)
+    np.testing.assert_allclose(short.rows @ short.rows.T, whole, atol=1e-12)
+    assert largest_coupling(short) >= np.linalg.eigvalsh(whole)[-1] * (1 - 1e-12)
+    start, objective = np.full(1200, 1 / 1200), ChiSquare(0.5, scale=1.0)
+    found = [step_exactly(objective, losses, q, start, 0.7, 1e-9, 5000) for q in (whole, short)]
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-7)
+    assert isinstance(Products.of(whole + np.eye(1200)), np.ndarray)  # of full rank
+    assert isinstance(Products.of(whole[:900, :900]), np.ndarray)  # of few clients as before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,17 +75,21 @@ def init(
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
     assert table is not None
-    columns, looks = look_at_table(table, open_console(quiet or json))
+    console = open_console(quiet or json)
+    columns, looks = look_at_table(table, console)
     named = split_names(categorical), split_names(numeric)
     guess = guess_table(columns, looks, client, target, *named)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
-    choice = _try(out, columns, guess)
+    with console.status("trying candidates") as status:
+        choice = _try(out, columns, guess, lambda what: status.update(f"solving: {what}"))
     out.write_text(write_first_config(guess, table, out, choice), encoding="utf-8")
     if json:
         print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
     elif not quiet:
-        typer.echo("\n".join(_describe(guess, choice, out)))
+        lines = _describe(guess, next(iter(guess.groups), None))
+        lines += [f"chosen      {choice}", f"wrote {out}; next: equifed run {out}"]
+        typer.echo("\n".join(lines))
 
 
 def split_names(given: list[str] | None) -> list[str]:
@@ -130,17 +134,17 @@ def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
     return found[0]
 
 
-def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
+def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None]) -> Choice:
     """Return what ``fit`` would choose, and say now what is wrong with the table.
 
     Of a long table some rows of every client are tried.
     """
     import numpy as np
 
-    from equifed.data.federation import Federation
     from equifed.data.split import DataWarning
     from equifed.runs.candidates import choose
     from equifed.runs.config import RunConfig
+    from equifed.runs.fit import read_data
 
     step = -(-columns.rows // TRIED_ROWS)
     firsts = {client: row for row, client in enumerate(columns[guess.client])}
@@ -151,12 +155,13 @@ def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
         with warnings.catch_warnings():
             if step > 1:  # they would be about these rows
                 warnings.simplefilter("ignore", DataWarning)
-            data = Federation.from_table(
-                columns if step == 1 else columns.take(rows), guess.client, guess.target,
-                features=guess.features, task=guess.task, categorical=guess.categorical,
-                numeric=guess.numeric, test=0.25, validation=0.15, keep_together=together,
-            )  # fmt: skip
-        return choose(replace(data, test=None), 0, None, lambda _: None, together is None)
+            told: dict[str, Any] = {
+                "features": guess.features, "task": guess.task, "numeric": guess.numeric,
+                "categorical": guess.categorical, "keep_together": together,
+            }  # fmt: skip
+            some = columns if step == 1 else columns.take(rows)
+            data = read_data(some, guess.client, guess.target, 0.25, 0, told)
+        return choose(replace(data, test=None), 0, None, tell, together is None)
     except ValueError as error:
         raise ValueError(
             f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "
@@ -164,7 +169,7 @@ def _try(out: Path, columns: Columns, guess: Guess) -> Choice:
         ) from None
 
 
-def _describe(guess: Guess, choice: Choice, out: Path) -> list[str]:
+def _describe(guess: Guess, together: str | None) -> list[str]:
     """Return what was found, for a person to check."""
     lines = [
         f"client      {guess.client}",
@@ -173,10 +178,9 @@ def _describe(guess: Guess, choice: Choice, out: Path) -> list[str]:
         *(f"left out    {name}: {reason}" for name, reason in guess.left_out.items()),
         *(f"look at     {remark}" for remark in guess.remarks),
     ]
-    if guess.groups:
-        lines.append(f"split       all rows of one {guess.groups[0]} stay together")
-    lines.append(f"chosen      {choice}")
-    return [*lines, f"wrote {out}; next: equifed run {out}"]
+    if together:
+        lines.append(f"split       all rows of one {together} stay together")
+    return lines
 
 
 def run(
@@ -305,7 +309,8 @@ def fit(
         str | None, typer.Option(help="Column with dates: later rows are held out.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Column with train, validation or test.")
+        str | None,
+        typer.Option(help="Column with train, validation or test, or a run's split.csv."),
     ] = None,
     report_by: Annotated[
         str | None, typer.Option(help="Column whose values form groups to report metrics for, too.")
@@ -362,7 +367,7 @@ def fit(
     apart = {keep_together, time, split} - {None}
     together = keep_together or (None if apart else next(iter(guess.groups), None))
     options = {"keep_together": together, "time": time, "split": split, "report_by": report_by}
-    features = [name for name in guess.features if name not in apart]
+    guess = replace(guess, features=tuple(n for n in guess.features if n not in apart))
     again = (
         f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"
     )
@@ -371,12 +376,13 @@ def fit(
             table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
             tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
             overwrite=overwrite, privacy=privacy,
-            features=features, task=guess.task, categorical=guess.categorical,
+            features=guess.features, task=guess.task, categorical=guess.categorical,
             numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
         )  # fmt: skip
     if json:
-        print_json({"folder": str(folder), **served.to_dict()})
+        print_json({"folder": str(folder), **asdict(guess), **served.to_dict()})
     elif not quiet:
+        typer.echo("\n".join([*_describe(guess, together), ""]))
         typer.echo(f"{served!r}\n\nfolder: {folder}; page: {folder / REPORT}")
         typer.echo(f"next: equifed predict {folder} new.csv --out predictions.csv")
 

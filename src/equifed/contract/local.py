@@ -264,5 +264,6 @@ def own_strength(own_l2: OwnL2, samples: int = 1) -> float:
 DEFAULT_WORK = LocalSGD(lr=0.02, steps=10, batch_size=50)
 """Local work where none is given: ten steps on batches of fifty as in DRFA's experiments.
 
-The step size is ours and a guess: :func:`equifed.algorithms.with_measured_step` finds a better one.
+The step size is ours and a guess. Training measures a better one for FedAvg without ``local``, and
+a configuration for all (:func:`equifed.algorithms.with_measured_step`).
 """

@@ -63,6 +63,8 @@ class Federation:
         How a table became these features; prepares new rows in the same way.
     layout : Layout, optional
         The arrays that a row of inputs holds, where a sample consists of several.
+    divided : str, optional
+        Which split each row of the table is in, as ``split.csv`` of a run folder has it.
 
     Examples
     --------
@@ -88,6 +90,7 @@ class Federation:
     source: dict[str, str] = field(default_factory=dict)
     preparation: Preparation | None = None
     layout: Layout | None = None
+    divided: str | None = None
 
     def __post_init__(self) -> None:
         check_names(self.names, self.classes, self.class_names)
@@ -278,7 +281,8 @@ class Federation:
         time : str, optional
             Column with numbers or ISO dates: a client's held-out rows are later than its others.
         split : str, optional
-            Column with ``train``, ``validation`` or ``test``, in place of fractions.
+            Column with ``train``, ``validation`` or ``test``, in place of fractions; or the
+            ``split.csv`` that a run on this table has left, to repeat its split.
         report_by : str, optional
             Column by whose values (a sex, an age band) metrics inside clients are told, too; it
             stays a feature unless ``features`` leaves it out. It does not keep rows of one value in
@@ -321,13 +325,13 @@ class Federation:
             ),
         )  # fmt: skip
         read = read_table(table, request)
-        prepared: Preparation = read.pop("preparation")
-        about = {"preparation": prepared.describe(), **(source or {})}
+        apart = {key: read.pop(key) for key in ("preparation", "divided")}
+        about = {"preparation": apart["preparation"].describe(), **(source or {})}
         if told := read.pop("told"):
             about["rows and columns"] = "; ".join(told)
         title = name or (Path(table).stem if isinstance(table, str | Path) else "your data")
         made = cls.from_clients(**read, name=title, dtype=dtype, source=about)
-        return replace(made, preparation=prepared)
+        return replace(made, **apart)
 
     # -- derived federations --------------------------------------------------------------------
 
@@ -341,7 +345,7 @@ class Federation:
             label: split.take([np.arange(split.offsets[i], split.offsets[i + 1]) for i in index])
             for label, split in self.splits().items()
         }
-        return self._derive(names=tuple(self.names[i] for i in index), **held)
+        return self._derive(names=tuple(self.names[i] for i in index), divided=None, **held)
 
     def _derive(self, **changes: Any) -> Federation:
         """Return a federation in memory that differs in some fields."""
@@ -398,7 +402,7 @@ class Federation:
             label: self.train.take([rows[part[rows] == label] for rows in every])
             for label in ("train", *(label for label, share in asked.items() if share > 0))
         }
-        return self._derive(**parts)
+        return self._derive(divided=None, **parts)
 
     # -- description ----------------------------------------------------------------------------
 

@@ -87,6 +87,9 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
     """Return what a table gives to ``Federation.from_clients``, and its preparation."""
     client, target = request.client, request.target
     columns = blank_texts(read_columns(table), request)
+    rows = columns.rows
+    if request.split is not None and request.split not in columns:
+        columns = Columns({**columns, request.split: read_split(request.split, rows)})
     wanted = choose_features(columns, request)
     ids = {} if request.features is not None else find_identifiers(columns, wanted)
     wanted = [name for name in wanted if name not in ids]
@@ -120,7 +123,35 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
             warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)
     clients = prepare_clients(columns, owners, part, fitted, request.report_by)
-    return {**clients, "preparation": fitted, "told": told}
+    divided = np.full(rows, "", dtype=part.dtype)
+    divided[numbers - 1] = part
+    return {**clients, "preparation": fitted, "told": told, "divided": write_split(divided)}
+
+
+def write_split(divided: Labels) -> str:
+    """Return the text of a file that says which split each row of a table is in, if in any.
+
+    >>> print(write_split(np.array(["train", "", "test"])), end="")
+    row,split
+    1,train
+    2,
+    3,test
+    """
+    return "row,split\n" + "".join(f"{k},{label}\n" for k, label in enumerate(divided, start=1))
+
+
+def read_split(path: str, rows: int) -> list[str]:
+    """Return the split of every row from such a file; rows left out count as training rows."""
+    refuse_any((not Path(path).is_file(), f"split={path!r} is neither a column of the table nor a "
+                "file that a run has written."))  # fmt: skip
+    columns = read_columns(Path(path))
+    refuse_absent(["split"], columns)
+    if columns.rows != rows:
+        raise DataError(
+            f"{path} divides a table of {columns.rows} rows, this one has {rows}; give the table "
+            "that it was written for."
+        )
+    return ["train" if label is None else str(label) for label in columns["split"]]
 
 
 def blank_texts(columns: Columns, request: TableRequest) -> Columns:

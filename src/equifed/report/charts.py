@@ -179,7 +179,7 @@ def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) ->
     for name, x, y in zip(names, plot.x(xs), plot.y(ys), strict=True):
         if not (math.isfinite(x) and math.isfinite(y)):
             continue
-        short = svg.shorten(name, 22)
+        short = svg.shorten(name, 26)
         wide = 7.0 * len(short)
         left = x + wide + 10 > svg.WIDTH
         start = x - wide - 9 if left else x + 9
@@ -216,6 +216,8 @@ def collect_series(method: Method, scale: Scale) -> Series:
 
 def _draw_convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
     found = [collect_series(method, scale) for method in methods]
+    if len(methods) > 1 and max(len(series.rounds) for series in found) < 3:
+        return []  # evaluated at start and end: the table has that
     if len(methods) == 1:
         return [_draw_method(methods[0], found[0], scale)]
     return [_draw_worst(methods, found, scale)]

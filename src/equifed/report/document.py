@@ -32,7 +32,8 @@ from equifed.training.history import History
 from equifed.training.tables import OWN, read_model
 
 MOST_LISTED = 1000
-"""Of more clients, the page lists those that are served worst; all are in the JSON beside it."""
+"""Of more clients, the page lists so many lines of all methods together, of those served worst; all
+are in the JSON beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +225,7 @@ class Report:
         if count <= MOST_LISTED or self.scale is None:
             return np.arange(count)
         order = np.argsort(self.scale.kind.sign * self.told[self.lead].value, kind="stable")
-        return np.sort(order[:MOST_LISTED])
+        return np.sort(order[: max(100, MOST_LISTED // len(self.methods))])
 
 
 def build(
@@ -302,9 +303,11 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
     history, details, out = method.history, method.details(scale), []
     if scale.metric == "accuracy" and details is not None:
         out.append(write_column("majority", "Majority class", details.majorities(), scale.kind))
-    shared = history.without_own
-    if shared is not None and (shared.metric, shared.split) == (scale.metric, scale.split):
-        out.append(write_column("without_own", "Without own part", shared.values, scale.kind))
+    beside = {"average": "Solved for the average", "without_own": "Without own part"}
+    for key, label in beside.items():
+        found = getattr(history, key)
+        if found is not None and (found.metric, found.split) == (scale.metric, scale.split):
+            out.append(write_column(key, label, found.values, scale.kind))
     alone = tabulate_alone(history, scale)
     if alone is not None:
         gains = ["not compared" if np.isfinite(v) else "" for v in alone.values]

@@ -128,19 +128,21 @@ def bind_units(sentence: str) -> str:
 def render(report: Report, refresh: float | None = None) -> str:
     """Return the page; ``refresh`` is after how many seconds it loads itself again."""
     lead, scale, parts = report.methods[report.lead], report.scale, {}
+    # of a fit's candidates one counts, and what is run says which parameters are own
+    shown, first = (report.methods, 0) if report.chosen is None else ([lead], 1)
     if scale is not None:
         parts = {
             "candidates": tables.tabulate_candidates(report),
             "further": tables.summarise_further(lead, scale),
             "own": [
-                f"{method.name}: {sentence}" if report.several else sentence
-                for method in report.methods
-                for sentence in text.describe_own(method, scale)
+                f"{method.name}: {sentence}" if len(shown) > 1 else sentence
+                for method in shown
+                for sentence in text.describe_own(method, scale)[first:]
             ],
             "groups": tables.list_groups(lead, scale),
         }
     headline = text.write_headline(report)
-    proved = [(method.name, method.history.describe_certificate()) for method in report.methods]
+    proved = [(method.name, method.history.describe_certificate()) for method in shown]
     events = [event for method in report.methods for event in method.events()]
     return load_templates().get_template("report.html").render(
         report=report,

@@ -69,23 +69,24 @@ def tabulate_candidates(report: Report) -> dict[str, Any]:
     left = {"best_20_percent", "spread", "gini", "worst_20_percent" if small else ""}
     left |= {"average_by_client"} if report.single else set()
     shown = [m for m in report.measures if m.key not in left and "target" not in m.key]
+    worth, costs = shown[:-2], shown[-2:] if report.chosen is None else []  # a fit's are alike
     further = [_further_cells(told) for told in report.told]
     alone = [tabulate_alone(t.method.history, t.scale) for t in report.told]
     rows: list[list[str | Cell]] = []
     for m, told in enumerate(report.told):
         marks = {"chosen": m == report.chosen, "baseline": report.several and m == report.baseline}
         name = make_cell(told.method.name, ", ".join(k for k, is_so in marks.items() if is_so))
-        cells = [_beside(told, measure, m == report.baseline) for measure in shown]
-        rows.append([name, *cells[:-2], *further[m].values(), *cells[-2:]])
-        if any(alone):
-            found = alone[m]
-            rows[-1].insert(
-                -2, DASH if found is None else f"{len(found.sure)} of {len(found.some)}"
-            )
-    labels = ["The client" if report.single and s.key == "worst" else s.label for s in shown]
+        before, after = (
+            [_beside(told, measure, m == report.baseline) for measure in some]
+            for some in (worth, costs)
+        )
+        found = alone[m]
+        sure = DASH if found is None else f"{len(found.sure)} of {len(found.some)}"
+        rows.append([name, *before, *further[m].values(), *([sure] if any(alone) else []), *after])
+    labels = ["The client" if report.single and s.key == "worst" else s.label for s in worth]
     more = ["Better off alone"] if any(alone) else []
-    heads = ["Method", *labels[:-2], *further[report.lead], *more, *labels[-2:]]
-    return make_table(heads, rows)
+    last = [measure.label for measure in costs]
+    return make_table(["Method", *labels, *further[report.lead], *more, *last], rows)
 
 
 def _further_cells(told: Told) -> dict[str, str]:

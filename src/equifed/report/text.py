@@ -31,6 +31,7 @@ GLOSSARY = {
     "Calibration error": "mean distance of stated probabilities from how often they are right.",
     "Majority class": "accuracy of always answering the client's most frequent class.",
     "Own part": "parameters that every client keeps for itself.",
+    "Solved for the average": "the same model and penalty, with equal weights on all clients.",
     "Weight": "how much a client's loss counted in the last round.",
     "Without own part": "the shared model with the mean of all own parts, as a new client gets it.",
 }
@@ -70,8 +71,9 @@ def _describe_gain(report: Report) -> str:
         names = join_names(report.tied)
         return f"{names} serve {whom} equally well: {level} {scale.label}{mean}."
     if report.lead == report.baseline:
-        chosen = "was chosen" if report.chosen is not None else "serves best"
-        return f"{base}, the baseline, {chosen}: {whom} has {level} {scale.label}{mean}."
+        if report.chosen is not None:
+            return f"{capital(base)} was chosen: {whom} has {level} {scale.label}{mean}."
+        return f"{base}, the baseline, serves best: {whom} has {level} {scale.label}{mean}."
     found = [told.estimates[k].difference if k in told.estimates else None for k in HEADLINE]
     low, mid = found
     if low is None or mid is None:
@@ -80,8 +82,9 @@ def _describe_gain(report: Report) -> str:
     better = (low.interval.estimate > 0) == scale.higher_is_better
     verdict = ("helps" if better else "serves worse") if sure else "makes no measurable difference"
     mean = f"; the average from {scale.text(mid.before)} to {scale.text(mid.after)}"
+    name = told.method.name if report.chosen is None else capital(told.method.name)
     return (
-        f"{told.method.name} {verdict} against {base}: {scale.label} of {whom} goes from "
+        f"{name} {verdict} against {base}: {scale.label} of {whom} goes from "
         f"{scale.text(low.before)} to {scale.text(low.after)}, {_write_change(low, scale)}"
         f"{'' if n == 1 else mean}."
     )
@@ -110,14 +113,17 @@ def _advise(report: Report) -> str:
     keep = ""
     if verdict.better_alone:
         who = name_clients(verdict.better_alone, report.methods[0].clients)
-        keep = f"; {who} would do better with a model of {'its' if ' ' not in who else 'their'} own"
+        whose = "its" if len(verdict.better_alone) == 1 else "their"
+        keep = f"; {who} would do better with a model of {whose} own"
     if not report.several:
         return _advise_alone(report, keep)
+    found = report.told[report.lead].estimates["worst_20_percent"].difference
     if report.chosen is not None:
-        return f"Use {name}, which was chosen on validation samples{keep}."
+        apart = found is None or not found.interval.lower <= 0 <= found.interval.upper
+        either = "" if apart or name == base else f' ("{base}" serves as well, within chance)'
+        return f'Use the model "{name}", which was chosen on validation samples{either}{keep}.'
     if name == base or (len(report.tied) > 1 and base in report.tied):
         return f"Use {base}: no other method serves the worst-served better{keep}."
-    found = report.told[report.lead].estimates["worst_20_percent"].difference
     if found is None or not is_finite(found.interval):
         return f"Use {name} if more seeds or test samples confirm it{keep}."
     if found.interval.lower <= 0 <= found.interval.upper:
@@ -174,7 +180,10 @@ def write_subtitle(report: Report) -> str:
         "seed": max(len(m.runs) for m in methods),
     }
     told = [plural(count, what) for what, count in counts.items()]
-    return " · ".join([", ".join(m.name for m in methods), *told, *write_date(methods)])
+    names = ", ".join(m.name for m in methods)
+    if report.chosen is not None:
+        names = plural(len(methods), "candidate")
+    return " · ".join([names, *told, *write_date(methods)])
 
 
 def write_date(methods: Sequence[Method]) -> list[str]:
@@ -199,7 +208,13 @@ def _describe_worst(told: Told) -> str:
         return f"{who} is served worst{seeds}: {measured}."
     count = plural(int(np.isfinite(told.value).sum()), "client")
     average = scale.text(told.level("average_by_client"))
-    return f"{who} is served worst{seeds}: {measured}; the average over {count} is {average}."
+    said = f"{who} is served worst{seeds}: {measured}; the average over {count} is {average}"
+    base = next((c.values for c in told.columns if c.key == "average"), np.full(1, math.nan))
+    known = base[np.isfinite(base)]
+    if not known.size:
+        return f"{said}."
+    low, mean = scale.text(float(scale.kind.sign * (scale.kind.sign * known).min())), known.mean()
+    return f"{said} (solved for the average: worst {low}, average {scale.text(float(mean))})."
 
 
 def _write_interval(told: Told, i: int) -> str:
@@ -334,8 +349,8 @@ def describe_own(method: Method, scale: Scale) -> list[str]:
             f"Average {scale.label} with own parts: {scale.text(ours.mean())}, worst client "
             f"{worst[0]}. Without (the shared model with the mean of the own parts, which is what "
             f"a new client gets): {scale.text(theirs.mean())} and {worst[1]}. Of "
-            f"{plural(int(both.sum()), 'client')}, {int((gain > 0).sum())} are served better with "
-            f"their own part and {int((gain < 0).sum())} worse."
+            f"{plural(int(both.sum()), 'client')}, {int((gain > 0).sum())} better and "
+            f"{int((gain < 0).sum())} worse with their own part."
         )
     return out
 

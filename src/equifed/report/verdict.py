@@ -236,16 +236,24 @@ def _correct(chances: Losses, some: Any) -> tuple[int, ...]:
 
 
 def compare_federation(history: History, scale: Scale) -> tuple[bool | None, str]:
-    """Tell whether clients as a whole are better off alone: Student's test, paired over clients."""
-    from scipy.stats import ttest_1samp
+    """Tell whether clients as a whole are better off alone: Student's test, paired over clients.
+
+    Its standard error is at least that of other samples of the same clients, where that is known:
+    a few clients may gain alike by chance.
+    """
+    from scipy.special import stdtr
 
     found = tabulate_alone(history, scale)
     if found is None or len(found.some) < 3:
         return None, ""
-    gains = scale.kind.sign * found.gains[found.some, 0]
-    if np.ptp(gains) == 0:
+    gains, n = scale.kind.sign * found.gains[found.some, 0], len(found.some)
+    limits = found.gains[found.some, 1:]
+    rows = float(np.linalg.norm(limits[:, 1] - limits[:, 0])) / (2 * 1.96 * n)
+    error = max(float(gains.std(ddof=1)) / math.sqrt(n), rows if math.isfinite(rows) else 0.0)
+    if error == 0:
         return None, ""
-    mean, p = float(gains.mean()), float(ttest_1samp(gains, 0.0).pvalue)
+    mean = float(gains.mean())
+    p = float(2 * stdtr(n - 1, -abs(mean) / error))
     of = f"mean over {plural(len(gains), 'client')}; paired test, p {write_p(p)}"
     much = scale.gap(abs(mean))
     if p > 2 * LEVEL:

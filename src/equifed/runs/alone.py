@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg
 from equifed.contract.algorithm import AnyAlgorithm, layers
 from equifed.contract.arrays import Index, Losses
+from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.engines.evaluate import SampleScores, to_array
@@ -36,7 +38,9 @@ from equifed.models.losses import (
     weigh_classes,
 )
 from equifed.models.newton import MOST_NUMBERS, fit_many
+from equifed.objectives import Average
 from equifed.runs.build import Run, limit_threads
+from equifed.training.final_model import StopWhen
 from equifed.training.folder import RunFolder
 from equifed.training.history import HELD, History
 from equifed.training.loop import train
@@ -319,32 +323,43 @@ def is_small_and_convex(clients: Any, data: Federation) -> bool:
     return few and little and fitted_loss(base_loss(model.loss)) is not None
 
 
-def wants_alone(built: Run) -> bool:
-    """Tell whether to fit own models; refuse, before anything is trained, what has none."""
-    asked, splits = built.config.with_alone, built.config.evaluate.splits
-    if asked == "auto":
-        return bool(splits) and is_small_and_convex(built.clients, built.federation)
-    if not asked:
-        return False
-    model = built.clients.model
-    if not is_solvable(model) and find_local(built.algorithm) is None:
-        raise ValueError(
-            "Own models of this kind are trained by local steps of a fixed length, which "
-            f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
-            "equifed.alone(..., algorithm=), or leave out --with-alone."
-        )
-    if not splits:
-        raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
-    return True
+def list_beside(built: Run) -> list[str]:
+    """Return what to solve beside a run: ``alone``, ``average``; refuse what cannot be.
+
+    The average is for small convex runs of another objective without privacy: there it costs next
+    to nothing.
+    """
+    asked, splits, clients = built.config.with_alone, built.config.evaluate.splits, built.clients
+    small = bool(splits) and is_small_and_convex(clients, built.federation)
+    found, core = [], layers(built.algorithm)[-1]
+    if small if asked == "auto" else asked:
+        if not is_solvable(clients.model) and find_local(built.algorithm) is None:
+            raise ValueError(
+                "Own models of this kind are trained by local steps of a fixed length, which "
+                f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
+                "equifed.alone(..., algorithm=), or leave out --with-alone."
+            )
+        if not splits:
+            raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
+        found.append("alone")
+    other = not (core_averages(core) or clients.remembers_own() or built.config.privacy)
+    return [*found, *(["average"] if small and other else [])]
 
 
-def add_alone(history: History, built: Run, out: Path | None) -> History:
-    """Fit own models beside a trained run; write them into its folder, if any, and finish it."""
+def core_averages(core: Any) -> bool:
+    """Tell whether an algorithm minimises the average already."""
+    return getattr(core, "averages", isinstance(getattr(core, "objective", None), Average))
+
+
+def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[str]) -> History:
+    """Solve what stands beside a trained run; write it into its folder, if any, and finish it."""
     given = built.clients, built.federation, built.algorithm, built.config.rounds
     folder = None if out is None else RunFolder(out, history.names, built.clients.group())
     try:
         with limit_threads(built.config.threads):
-            event = fit_alone(history, *given)
+            event = fit_alone(history, *given) if "alone" in wanted else None
+            if "average" in wanted:
+                history.average = solve_average(history, built.clients)
     except Exception:
         if folder is not None:
             folder.finish(history)
@@ -352,9 +367,22 @@ def add_alone(history: History, built: Run, out: Path | None) -> History:
     if folder is not None:
         if event is not None:
             folder.event(event)
-            folder.beside(history)
+        folder.beside(history)
         folder.finish(history)
     return history
+
+
+def solve_average(history: History, clients: Clients) -> MetricRecord | None:
+    """Return what clients have under the same model, solved for their average."""
+    shown = history.main_metric()
+    if shown is None:
+        return None
+    metrics = [] if shown[0] in ("loss", "accuracy", "mse") else [shown[0]]
+    run = train(
+        FairNewton(Average()), clients, rounds=60, every=60, stop=StopWhen(at_relative_gap=1e-6),
+        evaluate=[shown[1]], metrics=metrics, progress=False,
+    )  # fmt: skip
+    return run.last(*shown)
 
 
 def fit_alone(

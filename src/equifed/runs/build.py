@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -56,12 +57,14 @@ class Run:
         resume: bool = False, progress: bool | None = False,
     ) -> History:  # fmt: skip
         """Train, and return what happened."""
-        config = self.config
+        config, metrics = self.config, [*self.config.evaluate.metrics]
+        if has_rare_class(self.federation) and "auroc" not in metrics:
+            metrics.append("auroc")  # accuracy says little there
         with limit_threads(config.threads), schema.blame(HUGE, OverflowError):
             history = train(
                 self.algorithm, self.clients, rounds=config.rounds, seed=config.seed,
                 evaluate=self.evaluate, every=config.evaluate.every,
-                metrics=load_metrics(config.evaluate.metrics), stop=config.stop,
+                metrics=load_metrics(metrics), stop=config.stop,
                 give_out=config.give_out, missing=config.missing, callbacks=callbacks,
                 progress=progress, folder=folder, resume=resume,
             )  # fmt: skip
@@ -107,6 +110,12 @@ def load_data(data: Table) -> Federation:
     if not holdout.wanted:
         return federation
     return federation.split(holdout.validation, holdout.test, holdout.seed)
+
+
+def has_rare_class(data: Federation) -> bool:
+    """Tell whether more than four fifths of the training samples are of one class."""
+    most = 0 if data.classes is None else int(np.bincount(data.train.targets).max())
+    return most > 0.8 * len(data.train)
 
 
 @schema.blame(HUGE, OverflowError)

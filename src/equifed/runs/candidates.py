@@ -17,10 +17,11 @@ from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.arrays import Losses
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.data.split import Split
+from equifed.data.split import DataError, Split
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare
 from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
+from equifed.runs.build import has_rare_class
 from equifed.runs.linear_paths import LinearPaths, measure
 from equifed.training.files import RunFolderError, read_sealed, seal, write_file
 from equifed.training.final_model import StopWhen
@@ -47,14 +48,12 @@ class Point:
     l2: float
     own_l2: float | None = None  # None: no own part
     rho: float | None = None  # of chi-square; None: the average
-    curved: bool = False
 
     @property
     def family(self) -> str:
         """What kind of candidate it is."""
         own = "one shared model" if self.own_l2 is None else "own bias"
-        curved = ", curved columns" if self.curved else ""
-        return f"{own}, {'average' if self.rho is None else 'fair'}{curved}"
+        return f"{own}, {'average' if self.rho is None else 'fair'}"
 
     @property
     def settings(self) -> str:
@@ -134,6 +133,17 @@ def choose(
     may_fold: bool = True, keep_own: bool = False,
 ) -> Choice:  # fmt: skip
     """Try the candidates on held-out rows, and take one."""
+    if len(data) == 1:
+        raise DataError(
+            f"fit chooses what serves several clients; there is only one, {data.names[0]!r}. Check "
+            "the client column, or train one model for it with equifed.train."
+        )
+    targets = data.train.targets
+    if (targets == targets[:1]).all():
+        raise DataError(
+            f"Every training row has the target {data.in_units(targets[0])}: there is nothing to "
+            "learn; check the target column."
+        )
     folds, rows = hold_out(data, seed, may_fold)
     made = {"data": data.checksum(), "seed": seed, "tried": [L2, RHOS, OWN_L2, OWN_RHOS]}
     trials = Trials(folds, made, None if folder is None else folder / TRIED, tell)
@@ -213,15 +223,15 @@ def describe_clients(data: Federation, held: Losses) -> list[str]:
     few = int((held < ENOUGH).sum())
     if few:
         told.append(
-            f"{few} of {len(data)} clients have fewer than {ENOUGH} held-out rows: too few to keep "
-            "a model of their own."
+            f"{few:,} of {len(data):,} clients have fewer than {ENOUGH} held-out rows: too few to "
+            "keep a model of their own."
         )
     return told
 
 
 def join_names(names: Sequence[str]) -> str:
     """List a few names, and count the others."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def model_for(data: Federation) -> tuple[str, str]:
@@ -243,8 +253,8 @@ def solve(data: Federation, points: Sequence[Point], evaluate: Sequence[str]) ->
             own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
             clients = simulate(data, *model_for(data), l2=point.l2, dtype=torch.float64, **own)
         objective = Average() if point.rho is None else ChiSquare(point.rho)
-        run = FairNewton(objective)
-        history = train(run, clients, rounds=ROUNDS, x=x, progress=False, **options)
+        run, more = FairNewton(objective), ["auroc"] if has_rare_class(data) and evaluate else []
+        history = train(run, clients, rounds=ROUNDS, x=x, metrics=more, progress=False, **options)
         x = history.parameters
         yield history
 
@@ -271,8 +281,14 @@ def hold_out(data: Federation, seed: int, may_fold: bool = True) -> tuple[list[F
     few = np.median(sizes) < ENOUGH
     if (held is None and fitted) or (few and (held is None or may_fold)):
         data = pool(data)
-        rows = f"{len(data.train):,} training rows in {FOLDS} folds"
-        return [_fold(data, k, seed) for k in range(FOLDS)], rows
+        most = min(FOLDS, int(data.train.sizes.max()))  # no fold is empty
+        if most == 1:
+            raise DataError(
+                "Every client has a single row to train on, so none can be held out to choose on; "
+                "leave such clients out, or join them."
+            )
+        rows = f"{len(data.train):,} training rows in {most} folds"
+        return [_fold(data, k, seed) for k in range(most)], rows
     data = data if held is not None else data.split(validation=SHARE, seed=seed)
     assert data.validation is not None
     who = int((data.validation.sizes > 0).sum())

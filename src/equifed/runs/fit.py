@@ -16,8 +16,9 @@ from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
 from equifed.runs.outcome import finish, tabulate
 from equifed.runs.private_fit import fit_privately
 from equifed.training.files import refuse_links, seal, write_file
-from equifed.training.folder import refuse_existing
+from equifed.training.folder import is_complete, refuse_existing
 from equifed.training.history import History
+from equifed.training.tables import SPLIT
 
 CHOICE, REPORT = "choice.json", "report.html"
 
@@ -154,6 +155,8 @@ def fit(
     True
     """
     federation = read_data(data, client, target, test, seed, columns)
+    if federation.test is not None and not federation.test.offsets[-1]:  # too few rows for any
+        federation = replace(federation, test=None)
     folder = None if out is None else Path(out)
     if folder is not None:
         _open(folder, overwrite)
@@ -170,6 +173,8 @@ def fit(
         served = Served(choice, *finish(federation, choice), seed)
     if folder is not None:
         served.save(folder, overwrite=True)
+        if federation.divided is not None and privacy is None:
+            write_file(folder / SPLIT, federation.divided.encode())
         served.report(folder / REPORT)
     return served
 
@@ -203,7 +208,8 @@ def read_data(
 def _open(folder: Path, overwrite: bool) -> None:
     """Make the folder, or refuse one that holds something else."""
     refuse_links(folder)  # what was tried, and is read again, may come from somebody else
-    refuse_existing(folder, overwrite)
+    ended = not (folder / CHOICE).exists() or is_complete(folder)  # else killed while saving
+    refuse_existing(folder, overwrite or not ended)
     if overwrite:
         for file in (folder / TRIED).glob("*.json"):
             file.unlink()

@@ -19,13 +19,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.linalg import solve_triangular
+from scipy.special import expit, xlog1py, xlogy
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.data.federation import Federation
 from equifed.objectives import Average, ChiSquare
 from equifed.objectives.base import SaddleObjective
-from equifed.steps.metric import step_exactly
+from equifed.steps.dual_step import Products, step_exactly
 
 Array: TypeAlias = NDArray[Any]
 
@@ -99,14 +100,20 @@ class LinearPaths:
         return at
 
     def scale(self, own_l2: float | None) -> float:
-        """Return the mean loss of the clients without features; see ``equifed.training.units``."""
+        """Return the mean loss of the clients without features; see ``equifed.training.units``.
+
+        1 where all targets are the same, as in a fold of few rows: any strength will do.
+        """
         if own_l2 is not None:
             nothing = np.zeros(self.inputs.shape[1])
-            return float(self._ask(self.inputs, nothing, 0.0, own_l2, None).losses.mean())
-        mean = float(self._mean(self.targets).mean())
-        if not self.binary:
-            return float(self._mean(self.targets**2).mean()) - mean**2
-        return -float(mean * np.log(mean) + (1 - mean) * np.log1p(-mean))
+            found = float(self._ask(self.inputs, nothing, 0.0, own_l2, None).losses.mean())
+        elif self.binary:
+            mean = float(self._mean(self.targets).mean())
+            found = -float(xlogy(mean, mean) + xlog1py(1 - mean, -mean))
+        else:
+            centre = float(self._mean(self.targets).mean())
+            found = float(self._mean((self.targets - centre) ** 2).mean())
+        return found if found > 0 else 1.0
 
     def _mean(self, values: Array) -> Array:
         """Return every client's mean over its rows."""
@@ -158,9 +165,14 @@ class LinearPaths:
             gradient = weights @ gradients
             step = np.linalg.solve(metric, gradient)
             return step, weights, 0.5 * float(gradient @ step)
-        steps = np.linalg.solve(metric, gradients.T)
-        weights, gain = step_exactly(objective, at.losses, gradients @ steps, weights, 1.0)
-        return steps @ weights, weights, gain
+        products: Array | Products
+        try:
+            factor = np.linalg.cholesky(metric)
+            products = Products(solve_triangular(factor, gradients.T, lower=True).T)
+        except np.linalg.LinAlgError:  # no full rank, to rounding
+            products = gradients @ np.linalg.solve(metric, gradients.T)
+        weights, gain = step_exactly(objective, at.losses, products, weights, 1.0)
+        return np.linalg.solve(metric, weights @ gradients), weights, gain
 
     # -- on other rows ------------------------------------------------------------------------
 

@@ -338,11 +338,16 @@ def evaluate(
 ) -> list[Drift]:
     """Measure the model of a run on new labelled rows, client by client."""
     run = open_run_folder(folder, trust=trust)
-    predictor, config = read_predictor(run), need_config(run)
-    federation = _gather(predictor, table, client, run.json(RUN)["samples"]["classes"])
-    dtype, own = getattr(torch, config.model["dtype"]), predictor.own
+    predictor, made = read_predictor(run), run.json(RUN)
+    federation = _gather(predictor, table, client, made["samples"]["classes"])
+    told = RunConfig.of_run(run).model if CONFIG in run else made  # of equifed.train, or of fit
+    losses = SECTIONS["losses"]
+    named = {e.load().__name__: e.load() for e in losses.entries().values()}
+    if CONFIG not in run and told["loss"] not in named:
+        raise RunFolderError(f"{run.path} has a loss of your own; use equifed.load_predictor.")
+    loss = losses[told["loss"]].load() if CONFIG in run else named[told["loss"]]
+    dtype, own = getattr(torch, told["dtype"]), predictor.own
     inputs = as_data(federation.train.inputs, dtype, "cpu")
-    loss = SECTIONS["losses"][config.model["loss"]].load()
     part = OwnPart(tuple(own), "joint", 0.0) if own else None
     model = FlatModel(predictor.module, loss, inputs[:3], dtype=dtype, own=part)
     rows = _own_rows(predictor, federation.names, model) if own else None

@@ -23,7 +23,10 @@ from equifed.metrics.metric import Metric, find_metric
 from equifed.metrics.reducers import worst_fraction
 from equifed.models.flat import FlatModel
 from equifed.models.predictor import Predictor
+from equifed.report.methods import Scale
+from equifed.report.verdict import compare_federation
 from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
+from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, pool, read_score, solve
 from equifed.training.history import History
 
@@ -44,18 +47,18 @@ def finish(
         alone = measure_alone(whole, pairs, choice, split)
         replace_models(runs[choice.name], whole, pairs, choice.keepers, split)
         alone[0].add_to(runs[choice.name])
-    rows = list_rows(choice, runs, None if alone is None else alone[1], split)
+    apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
+    rows = list_rows(choice, runs, None if alone is None else alone[1], split, apart)
+    if has_rare_class(whole):
+        add_auroc(rows, runs, whole, pairs, split)
     if data.test is None:
         return "There are no test rows, so what the choice brings is not known.", rows, runs
     mine, base = (
         score_rows(whole, cast(Predictor, runs[k].predictor()), split) for k in (choice.name, BASE)
     )
-    chances = [tell_apart(mine, base), 1.0]
-    if pairs:
-        own = [score_samples(whole, *pair, *whole.splits()[split].client(i)).losses
-               for i, pair in enumerate(pairs)]  # fmt: skip
-        chances[1] = tell_apart(own, mine)
-    return describe_gain(choice, runs, split, *chances), rows, runs
+    scale = Scale(main_metric(runs[BASE]).name, split)
+    all_alone, _ = compare_federation(runs[choice.name], scale)  # as the report has it
+    return describe_gain(choice, runs, split, tell_apart(mine, base), bool(all_alone)), rows, runs
 
 
 def solve_alone(data: Federation, l2s: Losses) -> list[tuple[FlatModel, Tensor]]:
@@ -131,9 +134,9 @@ def _measure_again(
 
 
 def list_rows(
-    choice: Choice, runs: dict[str, History], alone: Score | None, split: str
+    choice: Choice, runs: dict[str, History], alone: Score | None, split: str, apart: Any = False
 ) -> list[dict[str, Any]]:
-    """Return a row for every kind of candidate."""
+    """Return a row for every kind of candidate; clients ``apart`` are not compared with alone."""
     kind = main_metric(runs[BASE])
     last = {k: read_score(run, split) for k, run in runs.items()}
     last |= {} if alone is None else {ALONE: alone}
@@ -146,9 +149,24 @@ def list_rows(
         for label, mine, own in (("validation", *held), (split, score, alone)):
             row[label] = {"loss": mine.mean, **summarise(mine.metric, kind)}
             if own is not None and name != ALONE:
-                row[label]["better_alone"] = int((own.loss < mine.loss).sum())
+                row[label]["better_alone"] = int(
+                    (~np.asarray(apart) & (own.loss < mine.loss)).sum()
+                )
         rows.append(row)
     return rows
+
+
+def add_auroc(
+    rows: list[dict[str, Any]], runs: dict[str, History], data: Federation,
+    pairs: Sequence[tuple[FlatModel, Tensor]], split: str,
+) -> None:  # fmt: skip
+    """Put the mean AUROC beside accuracy, which says little where a class is rare."""
+    for row in rows:
+        run = runs.get(row["candidate"])
+        own = None if run else measure_models(data, pairs, (), "auroc", split)[0]
+        record = run.last("auroc", split) if run else own
+        known = np.full(1, math.nan) if record is None else record.values
+        row[split]["auroc"] = summarise(known, find_metric("auroc"))["average"]
 
 
 def main_metric(run: History) -> Metric:
@@ -176,6 +194,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
             header.append(f"{split} loss, noised")
             continue
         header += [f"{split} {kind.label}", "worst fifth", "better alone"]
+        header += ["AUROC"] if "auroc" in rows[0][split] else []
     for row in rows:
         cells = [row["candidate"] + (" *" if row["chosen"] else "")]
         for split in splits:
@@ -185,6 +204,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
                 continue
             cells += [kind.write(told[k]) for k in ("average", "worst_fifth")]
             cells.append(str(told.get("better_alone", "")))
+            cells += [find_metric("auroc").write(told["auroc"])] if "auroc" in told else []
         lines.append(tuple(cells))
     return Table("* chosen, on validation rows", tuple(header), lines)
 
@@ -220,38 +240,40 @@ def tell_apart(ours: Sequence[Losses], theirs: Sequence[Losses]) -> float:
 
 
 def describe_gain(
-    choice: Choice, runs: dict[str, History], split: str, unlike: float, alone: float
+    choice: Choice, runs: dict[str, History], split: str, unlike: float, all_alone: bool
 ) -> str:
     """Say what was gained, for whom, what was given up, and whether own models would do better.
 
-    ``unlike`` is how likely the gain is by chance, ``alone`` that of own models over the chosen.
+    ``unlike`` is how likely the gain is by chance.
     """
-    kind, told = main_metric(runs[BASE]), []
+    kind, chance = main_metric(runs[BASE]), choice.name != BASE and unlike >= LEVEL
     mine, base = (read_score(runs[k], split).metric for k in (choice.name, BASE))
     now, then = ({k: kind.write(v) for k, v in summarise(v, kind).items()} for v in (mine, base))
-    if choice.name == BASE:
+    told, whom = [], "Worst-served " + ("fifth" if len(mine) > 5 else "client")
+    if all_alone:
+        told.append(
+            "You would all be better off alone: on average over the clients own models serve "
+            "better, beyond chance."
+        )
+    elif choice.name == BASE:
         own = any(point.own_l2 is not None for point in choice.best.values())
         told.append(
             "One shared model serves all clients alike here: "
-            f"{'own parts and ' if own else ''}fair objectives gained nothing on held-out rows. "
-            f"Average {split} {kind.label} {now['average']}, worst fifth {now['worst_fifth']}."
+            f"{'own parts and ' if own else ''}fair objectives gained nothing on held-out rows."
         )
-    else:
-        with np.errstate(invalid="ignore"):
-            change = kind.sign * (mine - base)
+    elif chance:
+        told.append("One shared model serves all clients as well: the difference is within chance.")
+    if choice.name == BASE:
         told.append(
-            f"Worst-served fifth of the {len(change)} clients: {then['worst_fifth']} to "
-            f"{now['worst_fifth']}, average {then['average']} to {now['average']} ({split} "
-            f"{kind.label}, against one model for the average, solved alike); clients better "
-            f"served: {int((change > 0).sum())}, worse: {int((change < 0).sum())}."
+            f"Average {split} {kind.label} {now['average']}, {whom.lower()} {now['worst_fifth']}."
         )
-        if unlike >= LEVEL:
-            told.append(
-                "The difference is within chance: one shared model serves all clients as well."
-            )
-    if alone < LEVEL:
-        told.append(
-            "You would all be better off alone: on average over the clients own models have a "
-            "smaller loss, beyond chance."
-        )
+        return " ".join(told)
+    with np.errstate(invalid="ignore"):
+        change = kind.sign * (mine - base)
+    told.append(
+        f"{whom} of {len(change):,}: {then['worst_fifth']} to {now['worst_fifth']}, average "
+        f"{then['average']} to {now['average']} ({split} {kind.label}, against one model for the "
+        f"average, solved alike{', a difference within chance' if chance and all_alone else ''}"
+        f"); clients better served: {int((change > 0).sum())}, worse: {int((change < 0).sum())}."
+    )
     return " ".join(told)

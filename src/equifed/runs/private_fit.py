@@ -133,7 +133,7 @@ def fit_privately(
     rows = list_rows(choice, best, None, "test")
     for row in rows:  # nothing else was asked of validation rows
         row["validation"] = {"loss": row["validation"]["loss"]}
-    return choice, describe_gain(choice, best, "test", tell_apart(mine, base), 1.0), rows, best
+    return choice, describe_gain(choice, best, "test", tell_apart(mine, base), False), rows, best
 
 
 def _read_test(history: History, clients: Candidates) -> None:

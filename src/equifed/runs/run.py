@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from equifed.runs.alone import add_alone, wants_alone
+from equifed.runs.alone import add_beside, list_beside
 from equifed.runs.build import Run, build_run
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
@@ -82,14 +82,14 @@ def run(
         refuse_existing(Path(out), overwrite)
         callbacks = [*callbacks, *open_trackers(track, Path(out), config.to_dict())]
     built = build_run(config if with_alone is None else replace(config, with_alone=with_alone))
-    more = wants_alone(built)  # refuses before anything is trained, or written
+    more = list_beside(built)  # refuses before anything is trained, or written
     if out is None:
         history = built.train(callbacks, progress=progress)
-        return add_alone(history, built, None) if more else history
+        return add_beside(history, built, None, more) if more else history
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        history = start(built, Path(out), callbacks, progress, more)
-        return add_alone(history, built, Path(out)) if more else history
+        history = start(built, Path(out), callbacks, progress, bool(more))
+        return add_beside(history, built, Path(out), more) if more else history
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
@@ -120,7 +120,9 @@ def start(
         for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
         told = {**built.provenance, "config": built.config.to_dict()}
-        write_provenance(out, told, built.federation, None)
+        private = built.config.privacy is not None  # which rows were trained on is told to nobody
+        told_of = replace(built.federation, divided=None) if private else built.federation
+        write_provenance(out, told, told_of, None)
     folder.create(overwrite=True, described=True)
     return built.train(callbacks, folder, progress=progress)
 
@@ -168,10 +170,10 @@ def resume(
         check = partial(check_config, accept=accept_config)
         opened = open_run_folder(out, trust=trust, check=check)
         told, built = opened.sealed(RUN), build_run(RunConfig.of_run(opened))
-        more = wants_alone(built)
-        folder = RunFolder(out, built.federation.names, built.clients.group(), more)
+        more = list_beside(built)
+        folder = RunFolder(out, built.federation.names, built.clients.group(), bool(more))
         if not any(folder.checkpoints.glob("*.json")):
-            history = start(built, out, callbacks, more=more)
+            history = start(built, out, callbacks, more=bool(more))
         elif told["data"].get("sha256") == built.provenance["data"].get("sha256"):
             history = built.train(callbacks, folder, resume=True)
         else:
@@ -179,7 +181,7 @@ def resume(
                 f"{out} was trained on data that differ from what its configuration loads now; "
                 "start a new run."
             )
-        return add_alone(history, built, out) if more else history
+        return add_beside(history, built, out, more) if more else history
 
 
 def _lock(out: Path) -> AbstractContextManager[None]:

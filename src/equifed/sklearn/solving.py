@@ -30,7 +30,7 @@ from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.runs.build import resolve_algorithm
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.schema import Checker, choose, settings
-from equifed.steps.metric import step_exactly
+from equifed.steps.dual_step import step_exactly
 from equifed.training.history import History
 
 Array = NDArray[Any]

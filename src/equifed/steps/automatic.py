@@ -237,11 +237,14 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
     rough = float((control.squared_norms() / (2 * np.maximum(losses, TINY))).max())
     if rough == 0:  # f >= 0 has |f'|^2 <= 2 L f
         return 0.0
-    rate, low, high = 3 / rough, 0.0, math.inf
+    rate, low, high, near = 3 / rough, 0.0, math.inf, rough
     for attempt in range(16):
-        growth = _growth(clients, x, control, rate, rough, stream.at("try", attempt))
+        growth = _growth(clients, x, control, rate, near, stream.at("try", attempt))
         if growth is not None and growth >= 1.6:
             return max(rough, (1 + growth) / rate)
+        if growth == 0:  # slopes flattened out on the way: the first gradient is small by luck
+            near *= 100
+            continue
         if growth is None:  # moved too far to count as one Hessian
             high, wanted = rate, rate / 3
         else:  # too little to tell the largest eigenvalue from the others
@@ -255,24 +258,37 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
 def _growth(
     clients: Clients, x: Vector, control: ClientVectors, rate: float, rough: float, stream: Stream
 ) -> float | None:
-    """Return by how much the displacement grew in the last step; None if it went too far."""
+    """Return by how much the displacement grew in the last step; None if it went too far.
+
+    With one Hessian no step grows it by less than those before: 0 if the last one did.
+    """
     limit = (0.1 if epsilon(x) < 1e-10 else 1.0) / math.sqrt(rough)
+    steps, first = _plan(x, rough)
     try:
         before, after = _walk(clients, x, control, rate, rough, stream)
     except MissingClients:
         return None
     went = before > 0  # half precision loses some steps altogether
-    return None if after.max() > limit else float(np.max(after[went] / before[went], initial=0.0))
+    if after.max() > limit or not went.any():
+        return None if after.max() > limit else 1.0
+    growth = after[went] / before[went]
+    most = first * np.power.outer(growth, np.arange(steps + 1)).sum(axis=1)
+    return 0.0 if (after[went] > 1.5 * most).any() else float(growth.max())
+
+
+def _plan(x: Vector, rough: float) -> tuple[int, float]:
+    """Return how many steps to walk, and the length of the first."""
+    steps, first = (16, 1e-8) if epsilon(x) < 1e-10 else (8, 1e-3)
+    return steps, first / math.sqrt(rough)  # over that a loss of order one changes its curvature
 
 
 def _walk(
     clients: Clients, x: Vector, control: ClientVectors, rate: float, rough: float, stream: Stream
 ) -> tuple[Losses, Losses]:
     """Return the lengths of every client's displacement before and after the last step."""
-    steps, first = (16, 1e-8) if epsilon(x) < 1e-10 else (8, 1e-3)
-    scale = 1 / math.sqrt(rough)  # over which a loss of order one changes its curvature
+    steps, first = _plan(x, rough)
     drawn = x.new_tensor(stream.at("direction").generator().standard_normal(x.numel()))
-    target = drawn / drawn.norm() * (first * scale / rate)
+    target = drawn / drawn.norm() * (first / rate)
     lengths = []
     for more in (0, 1):
         work = LocalSGD(lr=rate, steps=steps + more)

@@ -40,9 +40,6 @@ RANK = 64
 SECANTS = 10
 """Steps that correct a metric."""
 
-SMALL, STILL = 1e-10, 1e-12
-"""Difference of objectives, relative, that may be rounding; move of the weights that is none."""
-
 PANEL = 256
 """Rows whose products with all rows before them are taken at once: half of all is enough."""
 
@@ -315,54 +312,6 @@ def factor_blocks(blocks: Vector, lift: float) -> Vector:
             return cast("Vector", factor.contiguous())  # as a checkpoint gives it back
         lift *= 10
     raise ArithmeticError("The clients' summed curvature is not positive.")
-
-
-def largest_coupling(products: Losses) -> float:
-    """Return a number that no eigenvalue of inner products exceeds: the smaller of two norms."""
-    return min(float(np.linalg.norm(products)), float(np.abs(products).sum(0).max()))
-
-
-def step_exactly(
-    objective: SaddleObjective,
-    losses: Losses,
-    products: Losses,
-    weights: Weights,
-    tau: float,
-    accuracy: float = 1e-2,
-    most: int = 500,
-) -> tuple[Weights, float]:
-    r"""Return the weights that are best against the model's best answer, and that answer's gain.
-
-    .. math:: \max_{\lambda \in \Lambda}\ \langle\lambda, l\rangle - \psi(\lambda)
-              - \tfrac\tau2 \lambda^\top Q \lambda, \qquad Q_{ij} = \langle c_i, P^{-1} c_j\rangle
-
-    is the dual of the step :math:`\min_\delta \Phi(l + c\,\delta) + |\delta|_P^2 / (2\tau)`, whose
-    solution is :math:`\delta = -\tau P^{-1} \sum_i \lambda_i c_i`. Accelerated proximal steps with
-    restarts, until the two values differ by ``accuracy`` of the gain; where the gain is so small
-    that the values' rounding decides, until the weights stand still.
-    """
-    curvature = tau * products
-    step = 1 / max(tau * largest_coupling(products), 1e-300)
-    value, point, momentum = objective.value(losses), weights, 1.0
-    new, gain = weights, 0.0
-    for k in range(most):
-        old, start, slope = new, point, losses - curvature @ point
-        new = objective.prox(start + step * slope, step)
-        if float((point - new) @ (new - old)) > 0:
-            point, momentum = new, 1.0  # the momentum leads astray
-        else:
-            after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-            point, momentum = new + (momentum - 1) / after * (new - old), after
-        if k % 5 == 4 or k == most - 1:
-            pull = curvature @ new
-            half = 0.5 * float(new @ pull)
-            dual = float(new @ losses) - objective.penalty(new) - half
-            answer = objective.value(losses - pull) + half
-            gain, wanted = value - answer, accuracy * (value - dual)
-            certain = wanted > SMALL * abs(value)
-            if (certain and answer - dual <= wanted) or np.abs(new - start).max() <= STILL:
-                break
-    return new, max(gain, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,12 +115,12 @@ class RunFolder:
             files.write_file(self.path / tables.HITS, tables.pack_hits(hits))
 
     def beside(self, history: Any) -> None:
-        """Write what samples say, and what clients have alone or without own parts."""
+        """Write what samples say, and what clients have alone, without own parts, on average."""
         if self.writes and history.details is not None:
             text = json.dumps(history.details.to_dict()) + "\n"
             files.write_file(self.path / tables.DETAILS, text.encode())
-        records = {tables.ALONE: history.alone, tables.WITHOUT_OWN: history.without_own}
-        for name, record in records.items():
+        for key, name in tables.BESIDE.items():
+            record = getattr(history, key)
             if self.writes and record is not None:
                 rows = [tables.TABLES["metrics.csv"], *record.to_rows(self.names)]
                 files.write_file(self.path / name, _to_csv(rows))
@@ -219,18 +219,22 @@ def _to_csv(rows: Sequence[Sequence[str]]) -> bytes:
 def write_provenance(
     folder: Path, told: Mapping[str, Any], trained: Any, source: Path | None
 ) -> None:
-    """Write ``run.json``, the configuration if there is one, and the preparation."""
+    """Write ``run.json``, the configuration if there is one, preparation and split."""
     import tomli_w
 
-    prepared, text = getattr(trained, "preparation", None), None
-    if source is not None and (source / tables.PREPARATION).exists():
-        text = StoredRun(source).read(tables.PREPARATION)
-    if prepared is not None:
-        text = json.dumps(prepared.to_json(), indent=1).encode() + b"\n"
+    texts = {
+        name: StoredRun(source).read(name)
+        for name in (tables.PREPARATION, tables.SPLIT)
+        if source is not None and (source / name).exists()
+    }
+    if (prepared := getattr(trained, "preparation", None)) is not None:
+        texts[tables.PREPARATION] = json.dumps(prepared.to_json(), indent=1).encode() + b"\n"
+    if (divided := getattr(trained, "divided", None)) is not None:
+        texts[tables.SPLIT] = divided.encode()
     for name in tables.DESCRIBED:  # of a run that was replaced
         (folder / name).unlink(missing_ok=True)
-    if text is not None:
-        files.write_file(folder / tables.PREPARATION, text)
+    for name, text in texts.items():
+        files.write_file(folder / name, text)
     if not told:
         return
     plain = {key: value for key, value in told.items() if key not in ("config", "sha256")}

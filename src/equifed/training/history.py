@@ -61,6 +61,8 @@ class History:
         What every client would have with a model of its own, in the main metric on its split.
     without_own : MetricRecord, optional
         What every client would have with the shared model and the mean of all own parts.
+    average : MetricRecord, optional
+        What every client would have with the same model solved for the average of the clients.
     provenance : dict
         Seed, algorithm, model, loss, data and versions, as far as they are known.
     trained : Predictor, optional
@@ -93,6 +95,7 @@ class History:
     details: Details | None = None
     alone: MetricRecord | None = None
     without_own: MetricRecord | None = None
+    average: MetricRecord | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     trained: Any = None
     folder: Path | None = None
@@ -102,7 +105,8 @@ class History:
 
     def check(self) -> None:
         """Refuse values that no client can have, as an accuracy of 7.0."""
-        for record in (*self.metrics, *([] if self.alone is None else [self.alone])):
+        beside = (one for one in (self.alone, self.average) if one is not None)
+        for record in (*self.metrics, *beside):
             record.check(self.names)
 
     def add_evaluation(self, round: int, evaluations: Sequence[Evaluation]) -> list[MetricRecord]:
@@ -376,13 +380,15 @@ class History:
     def read_tables(cls, run: StoredRun) -> History:
         """Read the tables of a run folder, without a look at their checksums."""
         names = tables.read_names(run)
+        beside: dict[str, Any] = {
+            key: next(iter(tables.read_metrics(run, names, file)), None)
+            for key, file in tables.BESIDE.items()
+        }
         return cls(
             names, tables.read_rounds(run), tables.read_metrics(run, names),
             tables.read_weights(run, names), tables.read_events(run),
             details=tables.read_details(run),
-            alone=next(iter(tables.read_metrics(run, names, tables.ALONE)), None),
-            without_own=next(iter(tables.read_metrics(run, names, tables.WITHOUT_OWN)), None),
-            provenance=tables.read_provenance(run), folder=run.path,
+            **beside, provenance=tables.read_provenance(run), folder=run.path,
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+BASELINE = "solved for the average"
 COLUMNS = ("method", "seed", "client", "split", "metric", "round", "value")
 MOST_LINES, MOST_ROWS, SHOWN_EVENTS, SHOWN_CLIENTS = 10, 20, 10, 40
 
@@ -66,6 +67,9 @@ def tabulate_clients(histories: Mapping[str, Any]) -> Table:
     kind = find_metric(metric)
     table = Table(title=f"{split} {kind.label} per client")
     columns = {name: history.per_client(metric, split) for name, history in histories.items()}
+    if len(histories) == 1 and first.average is not None:
+        told = zip(first.names, first.average.values.tolist(), strict=True)
+        columns[BASELINE] = {name: value for name, value in told if value == value}
     worst = {name: find_worst(column, metric) for name, column in columns.items()}
     beside = _list_beside(first, metric, split, further=len(histories) == 1)
     table.add_column("client")
@@ -73,7 +77,7 @@ def tabulate_clients(histories: Mapping[str, Any]) -> Table:
         table.add_column(Text(show_text(name)), justify="right")
     rows = list(first.names)
     if len(rows) > SHOWN_CLIENTS:
-        last = [*columns.values()][-1]
+        last = columns[[*histories][-1]]
         rows.sort(key=lambda name: kind.sign * last.get(name, kind.sign * np.inf))
     for client in rows[:SHOWN_CLIENTS]:
         cells = [

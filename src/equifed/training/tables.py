@@ -38,10 +38,12 @@ CLIENTS, EVENTS, SUMMARY, CHECKSUMS = (
     "clients.json", "events.jsonl", "summary.json", "checksums.json"
 )  # fmt: skip
 MODEL, OWN, HITS, DETAILS = "model.safetensors", "own.safetensors", "hits.npz", "details.json"
-ALONE, WITHOUT_OWN = "alone.csv", "without_own.csv"
-CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
-RECORDED = (*TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, WITHOUT_OWN)
-DESCRIBED = (CONFIG, RUN, PREPARATION)
+ALONE = "alone.csv"
+BESIDE = {"alone": ALONE, "without_own": "without_own.csv", "average": "average.csv"}
+"""Files of what stands beside a run's own numbers, by the history's field."""
+CONFIG, RUN, PREPARATION, SPLIT = "config.toml", "run.json", "preparation.json", "split.csv"
+RECORDED = (*TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, *BESIDE.values())
+DESCRIBED = (CONFIG, RUN, PREPARATION, SPLIT)
 FILES = (*RECORDED, *DESCRIBED)
 """What the checksums of a complete run are of, where it is there."""
 

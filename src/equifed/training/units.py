@@ -25,7 +25,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients, ask_those_present
+from equifed.contract.clients import Clients, MissingClients, ask_those_present
 from equifed.contract.local import DEFAULT_WORK
 from equifed.contract.streams import Stream
 from equifed.objectives.base import Relative
@@ -64,16 +64,23 @@ def with_scale(value: T, scale: float) -> T:
 def settle_work(
     algorithm: T, clients: Clients, x: Vector, stream: Stream
 ) -> tuple[T, list[tuple[str, str]]]:
-    """Return the algorithm with work that own parts allow, where nothing was said of its work.
+    """Return FedAvg with a measured step size where nothing was said of its work, and a note.
 
-    Profile losses need all samples, so the default's minibatches become whole steps of a length
-    that is measured, and a note says so.
+    Profile losses need all samples, so that every algorithm's default minibatches become whole
+    steps there.
     """
     holder: Any = algorithm
-    if getattr(holder, "local", None) is not DEFAULT_WORK or not clients.needs_all_samples():
+    whole, default = clients.needs_all_samples(), getattr(holder, "local", None) is DEFAULT_WORK
+    if not default or not (whole or getattr(holder, "averages", False)) or clients.adds_noise():
         return algorithm, []
-    whole: T = dataclasses.replace(holder, local=dataclasses.replace(DEFAULT_WORK, batch_size=None))
-    found: Any = with_measured_step(whole, clients, x, stream.at("measured lr"))
+    work = dataclasses.replace(DEFAULT_WORK, batch_size=None) if whole else DEFAULT_WORK
+    given = dataclasses.replace(holder, local=work)
+    try:  # the first round will name those who are missing
+        found: Any = ask_those_present(
+            clients, lambda there: with_measured_step(given, there, x, stream.at("measured lr"))
+        )
+    except MissingClients:
+        return cast(T, given), []
     told = f"Local work was not given: {found.local!r}, a step size measured for these clients"
     return cast(T, found), [("note", told)]
 
