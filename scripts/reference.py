@@ -52,7 +52,6 @@ MODULES = {
 
 FURTHER = {
     "More names that pages and docstrings speak of": (
-        "equifed.sklearn.solving.Newton",
         "equifed.models.losses.weigh_classes",
         "equifed.objectives.capped.with_cap",
         "equifed.steps.certificate.certificate",

@@ -33,7 +33,7 @@ from equifed.objectives import Average, ChiSquare, CVaR, QFair, RelativeFairness
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
 from equifed.steps.dual_step import step_exactly
-from equifed.steps.metric import Metric, form_metric, least_weighted_loss
+from equifed.steps.metric import Metric, factor_blocks, form_metric, least_weighted_loss
 from equifed.training.final_model import StopWhen
 from equifed.training.history import RoundRecord
 from equifed.training.loop import train
@@ -177,6 +177,35 @@ def test_the_average_of_logistic_losses_is_newtons_method() -> None:
     np.testing.assert_allclose(state.x, x, rtol=1e-9)
 
 
+def test_the_decrement_is_newtons_and_what_the_weights_could_gain() -> None:
+    """Oracle: sqrt(g' H^-1 g) by dense matrices; with a maximum also twice the duality gap."""
+    problem = logistic(0)
+    x = problem.start()
+    gradients = np.array([problem.gradient_of(i, x.numpy()) for i in range(problem.n)])
+    hessian = np.mean([problem.hessian_of(i, x.numpy()) for i in range(problem.n)], axis=0)
+    inverse = np.linalg.inv(hessian)
+    for objective in (Average(), ChiSquare(0.1, scale=1.0)):
+        record = train(FairNewton(objective), problem.clients(), rounds=1, x=x)
+        weights = record.weights[1]
+        pull = weights @ gradients
+        losses = problem.losses(x.numpy())
+        slack = objective.value(losses) - weights @ losses + objective.penalty(weights)
+        wanted = np.sqrt(pull @ inverse @ pull + 2 * slack)
+        assert record.rounds[0].numbers["decrement"] == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("orders", [0, 6])
+def test_factors_do_not_depend_on_the_columns_units(orders: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    root = torch.randn(2, 5, 9, generator=draw, dtype=DOUBLE)
+    units = torch.logspace(-orders, orders, 5, dtype=DOUBLE)
+    plain, scaled = (
+        factor_blocks(u[:, None] * (root @ root.mT) * u, 1e-13) for u in (units**0, units)
+    )
+    torch.testing.assert_close(scaled / units[:, None], plain, rtol=1e-9, atol=0)
+    torch.testing.assert_close(plain @ plain.mT, root @ root.mT)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -254,7 +283,7 @@ def test_a_projected_metric_sums_the_mean_once_and_proves_the_same_optimum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("equifed.steps.metric.AXES", 4)
-    monkeypatch.setattr("equifed.steps.metric.WHOLE", 10)
+    monkeypatch.setattr("equifed.steps.metric.WHOLE", {"auto": 10, "full": 10})
     monkeypatch.setattr("equifed.steps.metric.SENT", 1.0)
     found = []
     for metric in ("auto", "full"):

@@ -26,6 +26,9 @@ CASES = {
     ),
     "softmax": lambda **o: simulate(classification(), "logistic", **o),
     "images": lambda **o: simulate(classification(shape=(2, 2)), "logistic", **o),
+    "weighted, free biases": lambda **o: simulate(
+        classification(), "logistic", class_weights={0: 0.3, 1: 2.0}, penalise="weights", **o
+    ),
     "bias alone": lambda **o: simulate(classification(), frozen(nn.Linear(3, 3)), **o),
 }
 WEIGHTS = np.array([0.1, 0.0, 0.5, 0.3, 0.2])

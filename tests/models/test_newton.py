@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from equifed.models.newton import fit_many, solve_newton
+from equifed.models.newton import fit_many, inverse_root, solve_newton
 
 
 def test_steps_are_those_of_the_pseudo_inverse_at_any_rank() -> None:
@@ -40,3 +40,15 @@ def test_a_client_does_not_feel_who_is_solved_beside_it() -> None:
         torch.testing.assert_close(together[i], single[0], rtol=1e-6, atol=1e-8)
         assert bool(going[0]) == bool(late[i])
     assert not start.any()  # what was given is left as it was
+
+
+def test_units_that_differ_by_many_orders_do_not_matter():
+    draw = np.random.default_rng(0)
+    root, units = draw.standard_normal((5, 9)), 10.0 ** draw.integers(-9, 10, 5)
+    matrix = (root @ root.T) * np.outer(units, units)
+    vector = draw.standard_normal(5) * units
+    inverse = inverse_root(torch.as_tensor(matrix)).numpy()
+    inside = inverse.T @ vector
+    wanted = np.linalg.solve(root @ root.T, vector / units)
+    np.testing.assert_allclose(inverse @ inside * units, wanted, rtol=1e-9)
+    np.testing.assert_allclose(inside @ inside, vector / units @ wanted, rtol=1e-9)

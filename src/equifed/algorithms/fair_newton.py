@@ -20,6 +20,7 @@ from equifed.steps.metric import (
     bound_below,
     choose_form,
     form_metric,
+    rounding,
 )
 
 MOST_CLIENTS = 10_000
@@ -193,10 +194,15 @@ class FairNewton(Federated):
         value = everyone.objective.value(losses)
         weights, gain = step_exactly(everyone.objective, losses, products, everyone.weights, tau)
         pull = c.step(weights)
+        direction = metric.direction(pull)
+        slack = value - float(weights @ losses) + everyone.objective.penalty(weights)
+        slack = slack if slack > rounding(x, value) else 0.0
+        left = 2 * slack + tau * float(pull @ direction)
         faster = gain / size.gain if size.gain > 0 else 1.0
         size = replace(size, faster=faster, steepest=largest_coupling(products))
+        size = replace(size, decrement=math.sqrt(max(left, 0.0)))
         size = replace(size, origin=x, pull=pull, value=value, gain=gain, share=1.0)
-        return x - tau * metric.direction(pull), weights, size
+        return x - tau * direction, weights, size
 
     def _through_noise(
         self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors,

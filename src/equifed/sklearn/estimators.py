@@ -16,6 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.columns import name_key, name_values
 from equifed.data.federation import Federation
@@ -197,7 +198,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         algorithm = solving.build_algorithm(
             self.algorithm, chosen["objective"], engine, rows.sizes, int(seed)
         )
-        exact = isinstance(algorithm, solving.Newton)
+        exact = isinstance(algorithm, FairNewton)
         self.history_ = train(
             algorithm,
             engine,
@@ -284,9 +285,8 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         ``{"name": "cvar", "tail": 0.2}``, or an object. ``"average"`` counts every client alike;
         ``{"name": "average", "prior": "size"}`` every row.
     algorithm : str, table or Algorithm
-        ``"auto"`` is Newton's method (:class:`equifed.sklearn.solving.Newton`) for linear models
-        of at most 2000 parameters, else ``"scaff-pd"``; or a name of ``equifed list algorithms``, a
-        table, or an object.
+        ``"auto"`` is :class:`equifed.FairNewton` for linear models of at most 2000 parameters, else
+        ``"scaff-pd"``; or a name of ``equifed list algorithms``, a table, or an object.
     model : str or torch.nn.Module
         A name of ``equifed list models``, or a module that maps (rows, features) to scores: one per
         class, or a single one for two classes.
@@ -298,10 +298,10 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
     rounds : int
         How many rounds at most; a ``ConvergenceWarning`` says that they were too few.
     tol : float
-        Newton's method stops when the step that is left, measured by the Hessian, is below ``tol``
-        times the root of the objective; other algorithms when their certificate is below ``tol``.
+        FairNewton stops when the step that is left, measured by the Hessian, is below ``tol`` times
+        the root of the objective; other algorithms when their certificate is below ``tol``.
     random_state : int, RandomState or None
-        Seed of everything that is drawn; Newton's method draws nothing.
+        Seed of everything that is drawn; FairNewton draws nothing.
     own : {"bias", "head", "norm"} or sequence of str, optional
         Parameters that every client keeps for itself, as for :func:`equifed.simulate`; ``fit`` then
         needs ``clients``. To predict, say whose rows they are (``clients``); rows of nobody, and of

@@ -1,4 +1,4 @@
-"""Newton's method, and from the parameters of an estimator to module, algorithm and stop rule."""
+"""From the parameters of an estimator to module, algorithm and stop rule."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
-from equifed.contract.algorithm import AnyAlgorithm, Info, Proof
-from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
-from equifed.contract.clients import Clients, MissingClients
+from equifed.algorithms.fair_newton import FairNewton
+from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import Simulated
 from equifed.models.architectures import build
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import Weighted, binary_logistic, cross_entropy
-from equifed.models.newton import inverse_root
-from equifed.objectives.base import SaddleObjective, check_saddle
+from equifed.objectives.base import SaddleObjective
 from equifed.runs.build import resolve_algorithm
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.schema import Checker, choose, settings
-from equifed.steps.dual_step import step_exactly
+from equifed.steps.metric import WHOLE
 from equifed.training.history import History
 
 Array = NDArray[Any]
@@ -38,127 +36,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 NUMBER = float | int | np.floating | np.integer
 LINEAR = ("linear", "logistic")
 """Models with an intercept that can be left out."""
-MOST_PARAMETERS = 2000
-"""Of a model that Newton's method is for: its matrix takes 32 MB, its inverse some seconds."""
-ARMIJO = 1e-4
-"""Share of the decrease that the model of the objective promises and a step must keep."""
-SHORTEST = 2.0**-40
-"""Steps shorter than this are not tried: rounding decides about them."""
-DUAL_STEPS = 5000
-"""Most steps of the inner problem, which costs no exchange."""
-
-
-@dataclass(frozen=True)
-class State:
-    """Model and weights."""
-
-    x: Vector
-    weights: Weights
-
-
-@dataclass(frozen=True)
-class Newton:
-    r"""Newton's method on :math:`\min_x \max_{\lambda \in \Lambda} F(x, \lambda)`.
-
-    .. math::
-
-       H &= \textstyle\sum_i \lambda_i \nabla^2 f_i(x), \qquad G = (\nabla f_1(x), \ldots) \\
-       \lambda &\leftarrow \arg\max_{\lambda \in \Lambda}\ \langle \lambda, l\rangle - \psi(\lambda)
-                 - \tfrac12 |G \lambda|^2_{H^{-1}} \\
-       x &\leftarrow x - t H^{-1} G \lambda
-
-    The second line is the dual of :math:`\min_\Delta \Phi(l + G^\top \Delta) + \frac12
-    \Delta^\top H \Delta` and has one variable per client; t is halved until the objective falls.
-    With the average it is Newton's method (IRLS for logistic regression), which is as quick on
-    features of very different scales. It asks for a d x d matrix and every client's gradient, so it
-    is for data in one place and models of some hundred parameters; a federation that may not show
-    these runs SCAFF-PD. Directions in which nothing is known (H is zero) are left alone.
-
-    ``numbers`` of a round: ``decrement`` = the length of the step in the norm of H and of what the
-    weights could still gain, zero at the solution; ``step`` = t, 0 if rounding allows no step.
-
-    Parameters
-    ----------
-    objective : SaddleObjective
-        With weights that are never negative and sum to one.
-
-    Examples
-    --------
-    >>> import equifed as ef
-    >>> clients = ef.simulate(ef.load("synthetic-regression", samples=50), "linear", l2=1e-3)
-    >>> history = ef.train(Newton(ef.objectives.ChiSquare(rho=0.1)), clients, rounds=15)
-    >>> history.rounds[-1].numbers["decrement"] < 1e-3
-    True
-    """
-
-    objective: SaddleObjective
-
-    def __post_init__(self) -> None:
-        check_saddle(self.objective, "Newton's method")
-        if not self.objective.l1_norm(2) <= 1 + 1e-9:
-            raise ValueError(
-                "Newton's method needs weights >= 0 that sum to one, which "
-                f"{self.objective!r} does not promise; use SCAFF-PD."
-            )
-
-    def init(self, clients: Clients, x: Vector) -> State:
-        """Return the state before the first round."""
-        return State(x, self.objective.start(len(clients.names)))
-
-    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
-        """Return the state after one step."""
-        if len(clients.index) < len(clients.names):
-            raise ValueError("Newton's method needs an answer of every client; use SCAFF-PD.")
-        x = state.x
-        losses, gradients = clients.value_and_gradient(x, stream.at("gradient"))
-        summed = clients.curvature_sum(x, state.weights, "full")
-        if isinstance(summed, str):
-            raise ValueError(f"Newton's method needs second derivatives: {summed}; use SCAFF-PD.")
-        root = inverse_root(summed.dense(len(x)).to(x.dtype))
-        weights = self._weights(losses, gradients, root, state.weights)
-        gradient = gradients.weighted_sum(weights)
-        inside = root.T @ gradient
-        direction, length = root @ inside, float(inside @ inside)
-        value = self.objective.value(losses)
-        slack = value - float(weights @ losses) + self.objective.penalty(weights)
-        slack = slack if slack > 8 * np.finfo(np.float64).eps * abs(value) else 0.0
-        promised = slack + 0.5 * length
-        t = self._step(clients, x, direction, value, promised, stream)
-        numbers = {"decrement": float(np.sqrt(2 * promised)), "step": t}
-        proof = Proof(x, losses, weights, gradient, self.objective)
-        info = Info(weights, losses, value, numbers=numbers, proof=proof)
-        return State(x - t * direction if t else x, weights), info
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
-
-    def _weights(
-        self, losses: Losses, gradients: ClientVectors, root: Vector, start: Weights
-    ) -> Weights:
-        """Return the weights of the second line."""
-        n = len(losses)
-        inside = torch.stack([gradients.weighted_sum(row) for row in np.eye(n)]) @ root
-        coupling = (inside @ inside.T).cpu().numpy()
-        if n == 1 or not coupling.any():
-            return start if n == 1 else self.objective.weights(losses)
-        return step_exactly(self.objective, losses, coupling, start, 1.0, 0.0, DUAL_STEPS)[0]
-
-    def _step(
-        self, clients: Clients, x: Vector, direction: Vector, value: float, promised: float,
-        stream: Stream,
-    ) -> float:  # fmt: skip
-        """Return how far to go: 1, 1/2, 1/4, ... until the objective falls as promised."""
-        t, rounding = 1.0, 8 * np.finfo(np.float64).eps * abs(value)
-        while t > SHORTEST and promised > 0:
-            try:
-                there = self.objective.value(clients.losses(x - t * direction, stream.at("step")))
-                if there <= value - ARMIJO * t * promised + rounding:
-                    return t
-            except MissingClients:  # too far: the numbers overflowed
-                pass
-            t /= 2
-        return 0.0
+STUCK = 1e-5
+"""A decrement that rounding alone may leave."""
+STILL, EPSILON = 5, 1e-15
+"""Rounds of one objective after which rounding alone moves it, and relative rounding."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +61,7 @@ class SampleWeighted(Weighted):
 
 @dataclass(frozen=True)
 class StopAtDecrement:
-    """Stop when Newton's step, relative to the root of the objective, is short, or none is left."""
+    """Stop when FairNewton's step, relative to the root of the objective, is short, or stuck."""
 
     tol: float
     proof: ClassVar[bool] = False
@@ -192,13 +73,14 @@ class StopAtDecrement:
             return None
         if left <= self.tol:
             return f"the step that is left is {left:.2g} of the root of the objective"
-        if history.rounds[-1].numbers["step"] == 0:
+        values = np.array([r.objective for r in history.rounds[-STILL:]], dtype=np.float64)
+        if len(values) == STILL and np.ptp(values) <= EPSILON * abs(values[-1]):
             return "no step lowers the objective any further in this precision"
         return None
 
 
 def relative_decrement(history: History) -> float | None:
-    """Return the last step of Newton's method over the root of the objective; None without one."""
+    """Return the last step of FairNewton over the root of the objective; None without one."""
     last, first = history.rounds[-1], history.rounds[0]
     if "decrement" not in last.numbers or last.objective is None or first.objective is None:
         return None
@@ -216,7 +98,7 @@ def warn_if_unfinished(
         left = _estimate_gap(history, algorithm, engine, tol) or 0.0
         reason = f"the objective can still fall by about {left:.2g}"
     else:
-        tol = 1e5 * tol if history.rounds[-1].numbers["step"] == 0 else tol  # of one that is stuck
+        tol = max(tol, STUCK)
         reason = f"the step that is left is {left:.2g} of the root of the objective"
     if left > tol:
         cure = "give more rounds, a larger tol, or features of similar scales (StandardScaler)"
@@ -228,25 +110,23 @@ def warn_if_unfinished(
 def _estimate_gap(
     history: History, algorithm: AnyAlgorithm, engine: Simulated, tol: float
 ) -> float | None:
-    """Return a certificate that is good enough, else what a step of Newton's method gains."""
-    proof, objective = history.certificate(), getattr(unwrap(algorithm), "objective", None)
+    """Return a certificate that is good enough, else what a step of FairNewton gains."""
+    proof = history.certificate()
+    objective: Any = getattr(unwrap(algorithm), "objective", None)
     gap = proof["gap"] if isinstance(proof, dict) else None
-    solves = history.parameters is not None and _solves(engine, objective)
-    if (gap is not None and gap <= tol) or not solves or history.parameters is None:
+    if (gap is not None and gap <= tol) or not _solves(engine, objective):
         return gap
-    weights = history.weights[history.rounds[-1].round]
-    state = State(engine.flatten(history.parameters), weights)
-    _, info = Newton(objective).round(state, engine, Stream(0))  # type: ignore[arg-type]
-    return info.numbers["decrement"] ** 2 / 2
+    solver = FairNewton(objective, "full")
+    state = solver.init(engine, engine.flatten(history.parameters or {}))
+    state = replace(state, weights=history.weights[history.rounds[-1].round])
+    return solver.round(state, engine, Stream(0))[1].numbers["decrement"] ** 2 / 2
 
 
-def _solves(engine: Simulated, objective: object) -> bool:
-    """Tell whether Newton's method is for this model and objective."""
-    model, n = engine.model, len(engine.names)
-    linear = linear_layer(model.module, model.input_dimensions) is not None
-    positive = isinstance(objective, SaddleObjective) and objective.l1_norm(n) <= 1 + 1e-9
-    small = model.size <= MOST_PARAMETERS and not engine.remembers_own()
-    return linear and positive and small
+def _solves(engine: Simulated, objective: Any) -> bool:
+    """Tell whether FairNewton is for this model and objective."""
+    linear = linear_layer(engine.model.module, engine.model.input_dimensions) is not None
+    positive = isinstance(objective, SaddleObjective) and objective.l1_norm(2) <= 1 + 1e-9
+    return linear and positive and engine.model.size <= WHOLE["full"] and not engine.remembers_own()
 
 
 def check_parameters(l2: Any, rounds: Any, tol: Any) -> None:
@@ -302,7 +182,7 @@ def build_algorithm(
     if algorithm == "auto":
         made = _build_objective(objective, counts)
         if _solves(engine, made):
-            return Newton(made)
+            return FairNewton(made, "full")
         linear = not isinstance(engine.curvature(), str)
         algorithm = "fair-newton" if linear and made.l1_norm(2) <= 1 + 1e-9 else "scaff-pd"
     table = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)

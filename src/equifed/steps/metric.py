@@ -19,8 +19,8 @@ from equifed.steps.schedules import StepSizes, epsilon
 
 MetricKind = Literal["auto", "low-rank", "projected", "full"]
 
-WHOLE = 1000
-"""Parameters up to which outputs that softmax mixes have one Hessian together."""
+WHOLE = {"full": 2000, "auto": 1000}
+"""Parameters up to which outputs that softmax mixes have one Hessian together, by metric."""
 
 BLOCKS = 1 << 25
 """Numbers in all blocks up to which they are kept whole; beyond it, low rank."""
@@ -39,6 +39,9 @@ RANK = 64
 
 SECANTS = 10
 """Steps that correct a metric."""
+
+FLAT = 1e-26
+"""Curvature of a column, relative to the steepest one's, below which rounding hides it."""
 
 PANEL = 256
 """Rows whose products with all rows before them are taken at once: half of all is enough."""
@@ -165,8 +168,8 @@ def _add_products(out: Vector, rows: Vector) -> None:
 def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | str:
     """Return the form or the rank of a metric of that kind, or why there is no curvature.
 
-    ``"full"`` has all of the Hessian up to :data:`WHOLE` parameters, and beyond that one block for
-    each output that softmax mixes. ``"auto"`` is full as long as the blocks have no more than
+    ``"full"`` has all of the Hessian up to 2,000 parameters (``"auto"``: 1,000), and beyond that a
+    block for each output that softmax mixes. ``"auto"`` is full as long as blocks have no more than
     :data:`BLOCKS` numbers, take no more than :data:`WORK` to sum and no client sends much; it is
     projected where many blocks would send more than :data:`SENT` bytes, and of low rank beyond.
     The diagonals tell how many there are.
@@ -176,8 +179,8 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
     if isinstance(shape, str):
         return shape
     (b, q), k = shape.blocks.shape, len(shape.places)
-    numbers = b * q * q
-    if kind == "projected" or (kind == "auto" and k * q > WHOLE and numbers <= BLOCKS):
+    numbers, whole = b * q * q, k * q <= WHOLE.get(kind, WHOLE["auto"])
+    if kind == "projected" or (kind == "auto" and not whole and numbers <= BLOCKS):
         sent = numbers // 2 * x.element_size() * len(clients.index)
         pays = kind == "projected" or sent > SENT
         if pays and b > 1 and q > AXES:
@@ -185,7 +188,7 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
     large = numbers > BLOCKS or numbers * int(clients.sizes.sum()) > WORK
     if kind == "low-rank" or (kind == "auto" and large):
         return min(RANK, q)
-    return "full" if k * q <= WHOLE else "blocks"
+    return "full" if whole else "blocks"
 
 
 def form_metric(
@@ -302,13 +305,16 @@ def bound_below(
 
 
 def factor_blocks(blocks: Vector, lift: float) -> Vector:
-    """Return Cholesky factors; what is singular is lifted a little."""
-    size = blocks.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-300)
+    """Return Cholesky factors; what is singular is lifted a little, whatever its columns' units."""
+    diagonal = blocks.diagonal(dim1=-2, dim2=-1)
+    least = FLAT * diagonal.amax(dim=-1, keepdim=True).clamp(min=1e-270)
+    scale = torch.maximum(diagonal, least).sqrt()
+    alike = blocks / scale[..., None, :] / scale[..., :, None]
     eye = torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
-    for _ in range(12):
-        lifted = blocks + (lift * size)[:, None, None] * eye
-        factor, failed = torch.linalg.cholesky_ex(lifted)
+    for _ in range(32):
+        factor, failed = torch.linalg.cholesky_ex(alike + lift * eye)
         if not bool(failed.any()):
+            factor = scale[..., :, None] * factor
             return cast("Vector", factor.contiguous())  # as a checkpoint gives it back
         lift *= 10
     raise ArithmeticError("The clients' summed curvature is not positive.")
@@ -333,11 +339,14 @@ class MetricSizes(StepSizes):
     share: float = 1.0  # how much of the step was taken in the end
     shortened: int = 0  # how often a step was
     steepest: float = 0.0  # bound of the coupling of weights and model; 0 before it is known
+    decrement: float = math.nan  # length of the step in the metric, and what weights could gain
 
     @override
     def numbers(self) -> dict[str, float]:
-        """Return the step size, and how often Hessians were summed and steps shortened."""
+        """Return the step size, its decrement, and how often Hessians were summed, steps cut."""
         found = {"curvature_sums": float(self.sums), "halvings": float(self.shortened)}
+        if self.origin is not None:
+            found["decrement"] = self.decrement
         return {"primal_step": self.primal, **found}
 
     @override
