@@ -21,7 +21,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 SampleMetric: TypeAlias = Any
 """What is computed where a client's samples are: an :class:`equifed.metrics.Metric`, which the
 contract does not import. Engines read ``name``, ``needs``, ``task``, ``compute``, ``each`` and
-``counts``, and call ``measure`` and ``limits``."""
+``counts``, and call ``measure``, ``try_measure`` and ``limits``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,7 @@ def describe_client(
     inside: dict[str, GroupDetail] = {}
     for group in () if groups is None else np.unique(groups).tolist():
         part, at = samples.take(groups == group), stream.at("group", group)
-        values = {m.name: _try_measure(m, part) for m in metrics}
+        values = {m.name: m.try_measure(part.targets, part.answer(m.needs)) for m in metrics}
         inside[group] = GroupDetail(len(part.targets), values, _limit(part, metrics, at))
     limits = _limit(samples, metrics, stream)
     if samples.classes is None:
@@ -125,14 +125,6 @@ def describe_client(
         _calibrate(samples) if probabilities else None,
         inside,
     )
-
-
-def _try_measure(metric: SampleMetric, samples: SampleScores) -> float:
-    """Return a metric; NaN where an own function does not take these few samples."""
-    try:
-        return float(metric.measure(samples.targets, samples.answer(metric.needs)))
-    except ValueError:
-        return float("nan")
 
 
 def _limit(

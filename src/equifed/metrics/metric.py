@@ -142,19 +142,19 @@ class Metric:
             return (float(lower), float(upper)) if counts[1] else NOTHING
         if self.each is not None:
             return limit_mean(self.each(y, answers))
-        if len(y) < FEWEST or np.isnan(self._try_measure(y, answers)):
+        if len(y) < FEWEST or np.isnan(self.try_measure(y, answers)):
             return NOTHING
         draw = stream.at("bootstrap", self.name).generator()
         rows = draw.integers(len(y), size=(RESAMPLES, len(y)))
-        values = np.array([self._try_measure(y[row], answers[row]) for row in rows])
+        values = np.array([self.try_measure(y[row], answers[row]) for row in rows])
         known = values[np.isfinite(values)]  # a resample may lack a class
         if len(known) < RESAMPLES / 2 or np.ptp(known) == 0:
             return NOTHING
         lower, upper = np.quantile(known, [(1 - 0.95) / 2, (1 + 0.95) / 2])
         return float(lower), float(upper)
 
-    def _try_measure(self, y: Any, answers: Any) -> float:
-        """Return the metric; NaN where a function does not take a resample, as of one class."""
+    def try_measure(self, y: Any, answers: Any) -> float:
+        """Return the metric; NaN where a function does not take these samples, as of one class."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
