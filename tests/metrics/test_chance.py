@@ -86,6 +86,23 @@ def test_equal_service_is_doubted_no_oftener_than_said():
     assert doubted <= binom.ppf(0.999, 200, module.LEVEL)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "correct"), [((3, 2, 4, 2, 3), (2, 2, 2, 1, 2)), ((5, 1, 6), (3, 1, 4))]
+)
+def test_the_usual_range_is_that_of_answers_that_are_dealt_out(sizes, correct):
+    """Oracle: every way in which so many right answers can be dealt out, by its chance."""
+    worst, ways = [], []
+    for dealt in itertools.product(*(range(m + 1) for m in sizes)):
+        if sum(dealt) == sum(correct):
+            ways.append(math.prod(map(math.comb, sizes, dealt)))
+            worst.append(min(k / m for k, m in zip(dealt, sizes, strict=True)))
+    chances, lowest = np.array(ways) / sum(ways), np.array(worst)
+    found = compare_to_chance(correct, sizes)
+    for quantile, end in zip((0.025, 0.975), found.usual, strict=True):
+        assert chances[lowest < end - 1e-9].sum() - 0.02 <= quantile
+        assert quantile <= chances[lowest <= end + 1e-9].sum() + 0.02
+
+
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=15, deadline=None)
 def test_the_verdict_does_not_depend_on_the_order_of_clients(seed):

@@ -11,9 +11,11 @@ from tests.oracles import capped_simplex_by_bisection, is_majorised
 
 from equifed.objectives.projections import (
     capped_corner,
+    entropic_prox,
     project_capped_simplex,
     project_permutahedron,
     spread_evenly,
+    tilt,
 )
 
 pytestmark = pytest.mark.long
@@ -47,6 +49,28 @@ def test_unequal_caps_agree_with_bisection(point, data):
     assert abs(weights.sum() - 1) <= 1e-12
     assert (weights >= 0).all() and (weights <= caps).all()
     assert np.allclose(weights, capped_simplex_by_bisection(point, caps), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.3, 5.0])
+def test_entropic_solutions_under_unequal_caps_and_priors_meet_their_conditions(temperature):
+    """Optimality: one price for all who are below their caps, and none lower for those at them."""
+    draw = np.random.default_rng(0)
+    for n in 60 * [2, 3, 5, 9]:
+        point, prior = draw.normal(size=n), draw.dirichlet(np.full(n, 0.3)) + 1e-3
+        caps = draw.dirichlet(np.full(n, 0.5)) * draw.uniform(1.02, 2.0) + 1e-3
+        mixed, tilted = (
+            entropic_prox(point, temperature, prior, caps),
+            tilt(prior, point, 2.0, caps),
+        )
+        for weights, price in (
+            (mixed, point - mixed - temperature * np.log(mixed / prior)),
+            (tilted, 2.0 * point - np.log(tilted / prior)),
+        ):
+            assert weights.sum() == pytest.approx(1, abs=1e-12)
+            assert (weights > 0).all() and (weights <= caps * (1 + 1e-12)).all()
+            below, off = weights < caps * (1 - 1e-9), 1e-8 * (1 + np.abs(price).max())
+            common = price[below] if below.any() else price.min(keepdims=True)
+            assert np.ptp(common) <= off and (price[~below] >= common.max() - off).all()
 
 
 @settings(deadline=None, max_examples=120)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.problems import least_squares
+from tests.problems import LeastSquares, least_squares
 
 from equifed.algorithms import ScaffPD
 from equifed.contract.local import LocalSGD
@@ -81,3 +81,17 @@ def test_the_first_sizes_are_those_of_the_rule(local: LocalSGD, horizon: float) 
     assert sizes.local == pytest.approx(time / local.steps)
     assert sizes.dual == pytest.approx(0.7 / (time * squares))
     assert (sizes.extrapolation, sizes.smoothness) == (1.0, 5.0)
+
+
+def test_the_longest_walk_of_unequal_clients_is_as_long_as_the_models_step() -> None:
+    """eta J = T for the client with most samples, and less for the others."""
+    problem = LeastSquares(
+        (np.eye(3)[:1], np.ones((7, 3)), np.eye(3)), (np.ones(1), np.ones(7), np.ones(3)), 0.1
+    )
+    clients, x = problem.clients(), problem.start()
+    gradients = clients.value_and_gradient(x, Stream(0))[1]
+    local = LocalSGD(lr=1.0, epochs=1, batch_size=2)
+    asked = Problem(ScaffPD(CVaR(0.5), local), clients, x, gradients, Stream(0))
+    sizes = AutoSteps(smoothness=5.0).start(asked)
+    assert max(local.steps_for(clients.sizes)) == 4
+    assert 4 * sizes.local == pytest.approx(sizes.primal)

@@ -283,3 +283,25 @@ def test_stop_takes_no_rule_one_rule_or_what_has_rules() -> None:
 def test_wrong_numbers_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
         run(ALGORITHMS[0], **options)
+
+
+class Pair:
+    """One of two processes, which notes what the first one has written when it waits."""
+
+    size = 2
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self.rank, self.folder, self.seen = rank, folder, list[set[str]]()
+
+    def wait(self) -> None:
+        self.seen.append({file.name for file in self.folder.glob("*.*")})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_processes_wait_after_the_first_one_has_written(rank: int, tmp_path: Path) -> None:
+    history, pair = run(FedAvg(WORK)), Pair(rank, tmp_path)
+    folder = RunFolder(tmp_path, history.names, pair)
+    folder.create()
+    assert len(pair.seen) == 1 and ("rounds.csv" in pair.seen[0]) == (rank == 0)
+    folder.finish(history)
+    assert len(pair.seen) == 2 and ("summary.json" in pair.seen[1]) == (rank == 0)
