@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tests.problems import PROBLEMS, start
 
 from equifed.algorithms import FedAvg, QFedAvg, qfedsgd
+from equifed.contract.absence import PATIENCE
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.datasets import load
@@ -70,3 +72,33 @@ def test_the_measured_step_follows_the_smoothness() -> None:
     single = with_measured_step(qfedsgd(), clients, x, Stream(0))
     assert isinstance(single, QFedAvg)
     assert single.local.lr == pytest.approx(1 / largest, rel=0.1)
+
+
+NEUTRAL = {"participation": 1.0, "server_lr": 1.0, "patience": PATIENCE, "extrapolation": 1.0}
+"""Settings that change nothing where they are left out, whatever the algorithm or schedule."""
+PRINTED: dict[str, dict[str, Any]] = {
+    "drfa": {"dual_step": 0.008, "output": "last"},  # Section 6
+    "q-fedavg": {"q": 0.2},  # DRFA, Section 6
+    "q-fedsgd": {"q": 0.2},
+    "delta-fl": {"level": 0.5},  # the middle one of 0.8, 0.5, 0.1
+    "fedfv": {"keep": 0.1},  # alpha
+    "averaged": {"decay": 3.0},  # eta, Shamir and Zhang 2013, Section 4
+    "server-optimised": {"betas": (0.9, 0.99), "tau": 1e-3},  # Reddi et al. 2021, Section 5
+    "rfedfair": {"output": "average"},  # the mean of the models, as Algorithm 1
+}
+"""Defaults that are the papers' own."""
+
+
+def test_defaults_are_neutral_or_those_that_the_papers_print() -> None:
+    found = {
+        name: {key: p.default for key, p in inspect.signature(entry.load()).parameters.items()}
+        for name, entry in (catalogue.ALGORITHMS | catalogue.SCHEDULES).items()
+    }
+    for name, defaults in found.items():
+        others = {"patience"} if name == "safeguarded" else set()  # of another kind
+        for key in (NEUTRAL.keys() & defaults.keys()) - others:
+            if defaults[key] is not inspect.Parameter.empty:
+                assert defaults[key] == NEUTRAL[key], f"{name} {key}"
+    assert sum("participation" in defaults for defaults in found.values()) > 20
+    for name, printed in PRINTED.items():
+        assert found[name].items() >= printed.items(), name
