@@ -2,7 +2,8 @@
 
     MUTANTS_CALLS=calls.jsonl pytest -p scripts.mutants.calls
 
-One line per test that passed: its name, its seconds, and for each function ``path::name`` the lines
+One line per test that passed: its name, its seconds of processor time (other programs on the
+machine do not matter), and for each function ``path::name`` the lines
 it executed, counted from ``def``: a number in base 16 whose bit k stands for line k. So what was
 learnt holds as long as the function is the same, wherever it moves in its file. A function is
 watched until its calls show nothing new, so that a suite takes about half as long again.
@@ -34,6 +35,7 @@ QUIET_CALLS, QUIET_LINES = 20, 2000
 _foreign: set[CodeType] = set()
 _seen: defaultdict[CodeType, set[int]] = defaultdict(set)
 _quiet: defaultdict[CodeType, int] = defaultdict(int)
+_began = 0.0
 
 
 def _trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -95,9 +97,16 @@ def lines_by_function() -> dict[str, str]:
     return {name: f"{bits:x}" for name, bits in sorted(found.items())}
 
 
+def processor_time() -> float:
+    """Return the seconds that this process and those that it waited for have computed."""
+    return sum(os.times()[:4])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Listen while a test is set up and run."""
+    global _began
+    _began = processor_time()
     _seen.clear()
     _quiet.clear()
     threading.settrace(_trace)
@@ -113,7 +122,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write the line of a test that passed, in the process that ran it."""
     if report.when == "call" and report.passed and sys.gettrace() is _trace:
-        functions = lines_by_function()
-        row = {"test": report.nodeid, "seconds": round(report.duration, 3), "functions": functions}
+        seconds, functions = round(processor_time() - _began, 3), lines_by_function()
+        row = {"test": report.nodeid, "seconds": seconds, "functions": functions}
         with OUTPUT.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

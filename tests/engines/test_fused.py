@@ -44,7 +44,10 @@ def chain(features: int, *units: int, activation: type[nn.Module] = nn.ReLU) -> 
 def differences(
     data: Any, module: nn.Module, work: LocalSGD, corrected: bool = False, **options: Any
 ) -> dict[str, float]:
-    """Return how far each kind of vector is from the loop's, relative to its length."""
+    """Return how far each kind of vector is from the loop's, relative to its length.
+
+    With them come the numbers that must be finite, of which nothing else is seen.
+    """
     stacked = StackedClients(data, module, **options)
     assert isinstance(stacked.fused, Fused), stacked.fused
     assert stacked.fused.refuse(work.work(), stacked.sizes) is None
@@ -57,9 +60,19 @@ def differences(
             _, control = engine.value_and_gradient(x, Stream(1))
             target = control.weighted_sum(np.full(len(engine.names), 0.3))
             more = {"control": control, "target": target}
+        told: dict[str, torch.Tensor] = {}
+        check = engine.require_finite
+
+        def note(numbers: Any, what: str, told: Any = told, check: Any = check) -> Any:
+            told[what] = torch.as_tensor(numbers).double()
+            return check(numbers, what)
+
+        engine.require_finite = note
         moved = engine.local_steps(x, work, Stream(0).at(5), **more)
         kinds = work.work().results
-        found.append({kind: getattr(moved, kind).dense().double() for kind in kinds})
+        vectors = {kind: getattr(moved, kind).dense().double() for kind in kinds}
+        length = "squared length of the local update"
+        found.append({**vectors, length: told[length]})
     return {k: float((v - found[1][k]).norm() / v.norm()) for k, v in found[0].items()}
 
 

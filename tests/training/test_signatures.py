@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -13,7 +14,14 @@ from tests.runs.test_hostile_folders import describe_run, equifed, renew_checksu
 import equifed as ef
 from equifed.runs.evidence import pack_evidence
 from equifed.training.files import Damaged, RunFolderError
-from equifed.training.keys import KeyProblem, check_pack, make_key, sign_folder, signed_by
+from equifed.training.keys import (
+    SIGNATURE,
+    KeyProblem,
+    check_pack,
+    make_key,
+    sign_folder,
+    signed_by,
+)
 from equifed.training.tables import CLIENTS, MODEL, SUMMARY
 
 pytestmark = pytest.mark.long
@@ -90,6 +98,21 @@ def test_a_signature_of_another_folder_or_purpose_does_not_hold(made: Path, gift
         (gift / "signature.json").write_text(broken)
         with signed_by(made / "anna.pub"), pytest.raises(RunFolderError):
             ef.load_predictor(gift)
+
+
+def test_what_is_signed_are_names_and_sums_in_whatever_order_they_stand(
+    made: Path, gift: Path
+) -> None:
+    told = json.loads((gift / SIGNATURE).read_text())
+    names = sorted(told["sums"], reverse=True)
+    turned = {"signature": told["signature"], "sums": {name: told["sums"][name] for name in names}}
+    (gift / SIGNATURE).write_text(json.dumps(turned))
+    with signed_by(made / "anna.pub"):
+        ef.load_predictor(gift)
+    turned["sums"][names[0]] = turned["sums"][names[1]]
+    (gift / SIGNATURE).write_text(json.dumps(turned))
+    with signed_by(made / "anna.pub"), pytest.raises(RunFolderError, match="none of anna"):
+        ef.load_predictor(gift)
 
 
 def test_verify_says_who_signed(made: Path) -> None:
