@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from equifed.data import Federation, columns, infer
 from equifed.data.columns import Columns, look_at, name_category
-from equifed.data.infer import find_leaks, guess_columns, is_identifier
+from equifed.data.infer import find_leaks, guess_client, guess_columns, is_identifier
 from equifed.data.split import DataError, DataWarning
 
 pytestmark = pytest.mark.long
@@ -59,6 +59,25 @@ def test_a_column_that_tells_the_outcome_is_pointed_out(values: list[Any]) -> No
     assert any(r.startswith("after: predicts ill of every row") for r in told)
     nearly = [values[1], *values[1:]]
     assert not any("predicts" in r for r in guess_columns(table(a=nearly), "site", "ill").remarks)
+
+
+@pytest.mark.parametrize(
+    ("different", "rows", "fits"),
+    [(1, 120, False), (2, 120, True), (60, 120, True), (61, 120, False), (2000, 6000, True),
+     (2001, 6000, False)],
+)  # fmt: skip
+def test_a_column_of_clients_has_two_to_two_thousand_values_of_two_rows_each(
+    different: int, rows: int, fits: bool
+) -> None:
+    look = look_at([f"s{k % different}" for k in range(rows)])
+    assert guess_client({"site": look, "x": look_at([0.5] * rows)}, rows) == ["site"] * fits
+
+
+@pytest.mark.parametrize(("different", "told"), [(2, False), (3, True), (10, True), (11, False)])
+def test_few_whole_numbers_may_be_codes_and_a_remark_says_so(different: int, told: bool) -> None:
+    values = [k * k % 97 for k in range(different)] * ROWS
+    remarks = guess_columns(table(grade=values[:ROWS]), "site", "ill").remarks
+    assert any("different whole numbers, taken as amounts" in r for r in remarks) == told
 
 
 def test_spellings_and_numbers_as_text_are_pointed_out() -> None:
