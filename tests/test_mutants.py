@@ -116,6 +116,16 @@ def test_the_modules_own_tests_come_before_others_that_call_as_much() -> None:
     assert choose_tests(MUTANT, [*others, *own], seconds=2.5)[:9] == own
 
 
+def test_a_constants_mutant_is_tried_by_files_that_name_it_and_its_module() -> None:
+    mutants = find_mutants("src/m.py", "MOST, LEAST = 3, 7\n\ndef f():\n    return MOST + 1\n")
+    assert {one.constants for one in mutants} == {("MOST", "LEAST"), ()}
+    named, other = Known("a.py::told", 0.1, {}), Known("b.py::other", 0.1, {"src/m.py::f": 1})
+    words = {"a.py": frozenset(("m", "LEAST")), "b.py": frozenset(("n", "LEAST"))}
+    constant, *_, inside = mutants
+    assert choose_tests(constant, [other, named], 5.0, words.__getitem__) == [named, other]
+    assert choose_tests(inside, [other, named], 5.0, words.__getitem__) == [other]
+
+
 def test_places_in_a_function_have_the_lines_of_their_statement() -> None:
     source = """
 class A:

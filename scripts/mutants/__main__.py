@@ -21,15 +21,17 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -55,6 +57,15 @@ class Test:
     name: str
     seconds: float
     functions: Mapping[str, int] = field(hash=False)
+
+
+Words = Callable[[str], frozenset[str]]
+
+
+@cache
+def read_words(file: str) -> frozenset[str]:
+    """Return the words of a test file."""
+    return frozenset(re.findall(r"\w+", (ROOT / file).read_text(encoding="utf-8")))
 
 
 def draw_mutants(mutants: Sequence[Mutant], seed: int, count: int) -> list[Mutant]:
@@ -109,12 +120,16 @@ def read_tests(path: Path, copy: Path) -> list[Test]:
     return [test for name, test in tests.items() if (copy / name.split("::")[0]).is_file()]
 
 
-def choose_tests(mutant: Mutant, tests: Sequence[Test], seconds: float) -> list[Test]:
+def choose_tests(
+    mutant: Mutant, tests: Sequence[Test], seconds: float, words: Words = frozenset
+) -> list[Test]:
     """Return tests that execute the mutant's line, those that call least else first.
 
     Where none is known to: tests that call its function, the functions of its class, or anything of
     its module. Tests of files that are open already come for nothing more than their own time;
-    another file costs half a second. Tests in ``test_MODULE.py`` count as four times as near.
+    another file costs half a second. Tests in ``test_MODULE.py`` count as four times as near, and
+    so do tests in files that name the module and the constant that it is about (``words`` are
+    those of a file), which need not call anything.
     """
     own = f"/test_{Path(mutant.path).stem}.py::"
     name = f"{mutant.path}::{mutant.function}"
@@ -123,12 +138,15 @@ def choose_tests(mutant: Mutant, tests: Sequence[Test], seconds: float) -> list[
     near = near or [t for t in tests if name in t.functions]
     for prefix in (f"{name}.", f"{mutant.path}::"):
         near = near or [t for t in tests if any(f.startswith(prefix) for f in t.functions)]
-    far = {t: (len(t.functions) + 20 * t.seconds) / (4 if own in t.name else 1) for t in near}
+    named = _find_naming(mutant, tests, words)
+    near += [t for t in tests if t.name.split("::")[0] in named and t not in near]
+    its = {t for t in near if own in t.name or t.name.split("::")[0] in named}
+    far = {t: (len(t.functions) + 20 * t.seconds) / (4 if t in its else 1) for t in near}
     near.sort(key=lambda t: (far[t], t.name))
     turns, ranks = Counter[str](), {}
     for test in near:
         function = test.name.split("[")[0]
-        ranks[test.name] = turns[function] // (OWN_IN_A_ROW if own in test.name else IN_A_ROW)
+        ranks[test.name] = turns[function] // (OWN_IN_A_ROW if test in its else IN_A_ROW)
         turns[function] += 1
     chosen: list[Test] = []
     files: set[str] = set()
@@ -140,6 +158,14 @@ def choose_tests(mutant: Mutant, tests: Sequence[Test], seconds: float) -> list[
             files.add(file)
             seconds -= cost
     return chosen
+
+
+def _find_naming(mutant: Mutant, tests: Sequence[Test], words: Words) -> set[str]:
+    """Return the files that name the mutant's module and one of its constants."""
+    if not mutant.constants:
+        return set()
+    files, module = {test.name.split("::")[0] for test in tests}, Path(mutant.path).stem
+    return {f for f in files if module in words(f) and words(f) & {*mutant.constants}}
 
 
 class Copy:
@@ -231,7 +257,7 @@ def run_all(chosen: Sequence[Mutant], tests: Sequence[Test], output: Path, given
         def play(mutant: Mutant) -> None:
             copy = copies.get()
             try:
-                near = choose_tests(mutant, tests, given.seconds)
+                near = choose_tests(mutant, tests, given.seconds, read_words)
                 row = try_mutant(mutant, copy, near, given.limit)
             finally:
                 copies.put(copy)

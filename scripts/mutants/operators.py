@@ -54,6 +54,7 @@ class Mutant:
 
     ``function`` is the outermost function or the class that it is in, ``first`` and ``last`` are
     the lines of its statement, counted from the function's ``def``; a class has no such lines.
+    ``constants`` are the names that a statement of the module itself gives a value.
     """
 
     path: str
@@ -65,6 +66,7 @@ class Mutant:
     function: str
     first: int = 0
     last: int = -1
+    constants: tuple[str, ...] = ()
 
     def apply(self, source: str) -> str:
         """Return the changed source."""
@@ -99,7 +101,8 @@ class _Finder:
         self._lines = [line.encode() for line in source.splitlines(keepends=True)]
         lengths = [len(line.decode()) for line in self._lines]
         self._starts = [sum(lengths[:k]) for k in range(len(lengths) + 1)]
-        self._statement = (0, -1)
+        self._statement: tuple[int, int] = (0, -1)
+        self._constants: tuple[str, ...] = ()
 
     def find(self) -> Iterator[Mutant]:
         """Yield the mutants."""
@@ -110,13 +113,16 @@ class _Finder:
             return
         if isinstance(node, ast.stmt):
             self._statement = _header(node)
+            self._constants = () if function else _names_given(node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not start:
             function = f"{function}.{node.name}".lstrip(".")
             start = 0 if isinstance(node, ast.ClassDef) else node.lineno
         for begin, end, operator, text in self._changes(node):
             line = self.source.count("\n", 0, begin) + 1
             lines = [one - start for one in self._statement] if start else (0, -1)
-            yield Mutant(self.path, line, begin, end, operator, text, function, *lines)
+            first, last = lines
+            where = function, first, last, self._constants
+            yield Mutant(self.path, line, begin, end, operator, text, *where)
         for name, child in ast.iter_fields(node):
             if name in {"annotation", "returns", "decorator_list", "format_spec", "type_params"}:
                 continue
@@ -194,6 +200,13 @@ def _header(node: ast.stmt) -> tuple[int, int]:
     last = node.end_lineno or node.lineno
     body = getattr(node, "body", None)
     return node.lineno, max(node.lineno, body[0].lineno - 1) if body else last
+
+
+def _names_given(node: ast.stmt) -> tuple[str, ...]:
+    """Return the names that an assignment gives a value."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = (part for one in targets if one is not None for part in ast.walk(one))
+    return tuple(part.id for part in names if isinstance(part, ast.Name))
 
 
 def _another(value: object) -> str | None:
