@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from equifed.data.fit_by_sums import (
     to_vector,
 )
 from equifed.data.preparation import Preparation, Prepare, Target
-from equifed.data.site_table import SiteTable
+from equifed.data.site_table import SiteTable, find_stretched
 from equifed.data.split import DataError, Holdout
 from equifed.data.table import TableRequest
 
@@ -169,3 +170,29 @@ def test_what_a_site_gives_is_checked() -> None:
         site.answer(asked)
     assert site.describe_kinds()[:2] == [["age", "numbers"], ["arm", "texts"]]
     assert site.describe_target() == {"numeric": False, "whole": False, "labels": ["no", "yes"]}
+
+
+@pytest.mark.parametrize("scale", ["standard", None])
+@pytest.mark.parametrize("target_scale", ["standard", None])
+def test_a_preparation_that_stretches_a_column_or_the_target_is_told_by_its_name(
+    scale: Any, target_scale: Any
+) -> None:
+    """Fitted to such rows it names nothing; with one number of it changed, that column."""
+    draw = np.random.default_rng(0)
+    rows = {"site": ["a", "b"] * 30, "age": 50 + 10 * draw.normal(size=60)}
+    rows["cost"] = 2000 + 300 * draw.normal(size=60)
+    given = {"scale": scale, "target_scale": target_scale}
+    honest = Federation.from_table(rows, "site", "cost", task="regression", **given).preparation
+    assert honest is not None
+    (age,), target = honest.columns, honest.target
+    stretched = {
+        "": honest,
+        "age": replace(honest, columns=(replace(age, scale=age.scale / 1e3),)),
+        "cost": replace(honest, target=replace(target, scale=target.scale / 1e3)),
+    }
+    values = np.array(rows["age"])
+    for name, fitted in stretched.items():
+        inputs = np.array(fitted.columns[0].encode(values.tolist(), ["a"] * 60)).reshape(60, 1)
+        targets = (np.array(rows["cost"]) - fitted.target.centre) / fitted.target.scale
+        made = Federation.from_clients({"a": (inputs, targets)})
+        assert find_stretched(made, fitted, Prepare(**given)) == name
