@@ -339,7 +339,7 @@ class MetricSizes(StepSizes):
     share: float = 1.0  # how much of the step was taken in the end
     shortened: int = 0  # how often a step was
     steepest: float = 0.0  # bound of the coupling of weights and model; 0 before it is known
-    decrement: float = math.nan  # length of the step in the metric, and what weights could gain
+    decrement: float = 0.0  # length of the step in the metric, and what weights could gain
 
     @override
     def numbers(self) -> dict[str, float]:
