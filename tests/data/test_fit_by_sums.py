@@ -172,6 +172,16 @@ def test_what_a_site_gives_is_checked() -> None:
     assert site.describe_target() == {"numeric": False, "whole": False, "labels": ["no", "yes"]}
 
 
+@pytest.mark.parametrize(("different", "told"), [(20, 20), (21, 21), (30, 21)])
+def test_of_whole_numbers_that_may_be_values_a_site_tells_few(different: int, told: int) -> None:
+    """One more than may be classes: enough to ask which they are, and no more of the values."""
+    rows = {"site": ["north"] * 60, "x": [0.5] * 60, "count": [k % different for k in range(60)]}
+    for task, wanted in ((None, told), ("classification", different)):
+        request = TableRequest("site", "count", task=task)
+        labels = SiteTable.read(rows, "north", request).describe_target()["labels"]
+        assert len(labels) == wanted
+
+
 @pytest.mark.parametrize("scale", ["standard", None])
 @pytest.mark.parametrize("target_scale", ["standard", None])
 def test_a_preparation_that_stretches_a_column_or_the_target_is_told_by_its_name(

@@ -266,3 +266,25 @@ def test_messages():
 def test_long_lists_of_positions_are_cut():
     with pytest.raises(ValueError, match="8, 9 and 5 more"):
         metrics.spread(np.full(15, np.nan))
+
+
+@pytest.mark.parametrize("reducer", metrics.REDUCERS.values(), ids=lambda one: one.name)
+def test_what_is_said_of_a_reducer_is_how_it_behaves(reducer):
+    draw = np.random.default_rng(0)
+    values = np.sort(draw.uniform(1, 2, 9))
+    found = reducer.compute(values, True)
+    # Of a level: it rises with all clients. The others say how far clients are apart.
+    assert reducer.level == math.isclose(reducer.compute(values + 1, True), found + 1)
+    assert reducer.directed == (reducer.compute(values, False) != found)
+    inner = values.copy()
+    inner[1:-1] += 0.01 * np.diff(values)[:-1]  # neither the best nor the worst client
+    assert reducer.extreme == (reducer.compute(inner, True) == found)
+    if reducer.signed:
+        assert math.isfinite(reducer.compute(-values, True))
+    else:
+        with pytest.raises(ValueError, match="must not be negative"):
+            reducer.compute(-values, True)
+    equal, far = reducer.compute(np.ones(2000), True), np.eye(1, 2000)[0]
+    low, high = (-math.inf, math.inf) if reducer.level else (equal, reducer.compute(far, True))
+    assert reducer.bounds[0] == low
+    assert math.isinf(reducer.bounds[1]) or reducer.bounds[1] == pytest.approx(high, abs=1e-3)
