@@ -144,6 +144,15 @@ def test_counts_are_recovered_from_accuracies():
     np.testing.assert_array_equal(correct_counts(accuracies, m), k)
 
 
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_accuracies_are_counts_to_a_millionth_of_a_sample_each(size):
+    """What single precision leaves of k / m is within it, whatever the number of samples."""
+    share = (size - 1) / size
+    assert correct_counts([share + 0.9e-6], [size]).tolist() == [size - 1]
+    with pytest.raises(ValueError, match="not a whole count"):
+        correct_counts([share + 1.1e-6], [size])
+
+
 def test_messages():
     with pytest.raises(ValueError, match="swapped"):
         metrics.wilson_interval([50], [40])
