@@ -25,6 +25,8 @@ from equifed.algorithms import (
     ScaffPDIA,
     tilted_erm,
 )
+from equifed.algorithms.absence import call_roll
+from equifed.algorithms.drfa import State
 from equifed.contract.absence import PATIENCE
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -119,6 +121,26 @@ def test_draws_of_those_present_have_the_right_mean() -> None:
     ]
     expected = -0.05 * 7 / 3 * weights[here] @ PROBLEM.gradients(start(PROBLEM))[here]
     np.testing.assert_allclose(np.mean(found, axis=0), expected, rtol=0.1)
+
+
+@pytest.mark.parametrize("part", [0.25, 1.0])
+def test_a_snapshot_where_those_who_are_there_end_the_round_is_theirs(part: float) -> None:
+    """Off the straight way by what they are off it, and by a running mean of that later."""
+    problem, work = PROBLEMS["logistic"], LocalSGD(lr=0.3, steps=4)
+    x, everybody = torch.as_tensor(start(problem)), problem.clients()
+    state = State(x, np.full(problem.n, 1 / problem.n))
+    roll = call_roll(DRFA(work), state, everybody.subset([0, 2]))
+    moved = roll.local_steps(x, work.work(snapshot=max(1, int(4 * part))), Stream(0).at("local"))
+    assert moved.snapshot is not None
+    share, theirs = roll.weights, moved.snapshot.weighted_sum(roll.weights)
+    end = x - moved.displacement.weighted_sum(share)
+    at, bend = roll.snapshot(moved, share, (x, end), part, None)
+    torch.testing.assert_close(at, theirs)
+    torch.testing.assert_close(bend, theirs - (x + part * (end - x)))
+    before = torch.ones_like(x)
+    at, later = roll.snapshot(moved, share, (x, end), part, before)
+    torch.testing.assert_close(later, 0.95 * before + 0.05 * bend)
+    torch.testing.assert_close(at, x + part * (end - x) + later)
 
 
 # Snapshots after one, three and all four steps.
