@@ -365,6 +365,10 @@ def test_all_problems_come_together() -> None:
             "model.loss: Loss hinge needs exactly 2",
         ),
         ({"model": {"name": "lstm"}}, "model: lstm needs sequences of tokens"),
+        (
+            {"model": {"name": "logistic", "own": "0.none"}},
+            "model.own: the model trains no parameter named '0.none'",
+        ),
         ({"engine": {"device": "gpu"}}, "engine.device: unknown device 'gpu'"),
         ({"engine": {"chunk": 0}}, "engine: chunk is a number of clients of at least 1"),
         ({"stop": {"target": 0.9}}, "stop.split: the data have no validation split"),

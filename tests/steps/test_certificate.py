@@ -156,3 +156,17 @@ def test_a_gap_is_not_below_the_rounding_of_an_objective_that_is_mostly_penalty(
     found = certificate(objective, bounds, losses, weights, torch.zeros(2, dtype=torch.float64))
     assert isinstance(found, Certificate)
     assert found.gap >= np.finfo(np.float64).eps * abs(objective.value(losses)) > 1e-16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("modulus", [1e-12, 1.0])
+def test_rounding_is_added_to_every_bound(dtype: torch.dtype, modulus: float) -> None:
+    """Of the formula, and of the distance to the smallest value that there can be."""
+    losses, weights = np.array([0.3, 0.5]), np.array([0.5, 0.5])
+    bounds = Curvature(np.ones(2), np.full(2, modulus), lowest=0.0)
+    found = certificate(Average(), bounds, losses, weights, torch.tensor([0.1], dtype=dtype))
+    assert isinstance(found, Certificate)
+    exact = min(float(torch.tensor(0.1, dtype=dtype)) ** 2 / (2 * modulus), 0.4)
+    rounding = 8 * float(torch.finfo(dtype).eps) * 0.4
+    assert (found.uncapped is not None) == (modulus < 1)
+    assert found.gap - exact == pytest.approx(rounding, rel=1e-6, abs=1e-16)

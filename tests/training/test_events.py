@@ -26,6 +26,7 @@ from equifed.algorithms import (
     Scaffold,
     tilted_erm,
 )
+from equifed.contract.algorithm import Info
 from equifed.contract.evaluation import Evaluation, Hits
 from equifed.contract.local import LocalSGD
 from equifed.data import standardise
@@ -42,7 +43,9 @@ from equifed.training.events import (
     check_finite,
     check_scales,
     find_warnings,
+    tell_touches,
 )
+from equifed.training.final_model import Kept
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import TrainingError, train
@@ -342,3 +345,30 @@ def test_losses_and_missing_accuracies_are_not_refused():
 
 def test_a_run_without_anything_to_say_says_nothing():
     assert find_warnings(History(("a",))) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "rounds", "told"),
+    [
+        ((0.6, 0.2, 0.2), 5, [5]),
+        ((0.6, 0.2, 0.2), 4, []),
+        ((-0.9, 0.4, 0.4), 12, [5]),  # signed weights count by their size, and once
+        ((0.5, 0.25, 0.25), 9, []),  # not more than half
+        ((0.9, 0.1), 9, []),  # of two clients one always has half
+    ],
+)
+def test_who_has_more_than_half_of_the_weight_for_five_rounds_is_told_once(
+    weights: tuple[float, ...], rounds: int, told: list[int]
+) -> None:
+    history, found = History(tuple("abc"[: len(weights)])), list[int]()
+
+    def tell(kind: str, r: int, reason: str, client: str) -> None:
+        assert (kind, client) == ("watch", "a") and "dominates" in reason
+        found.append(r)
+
+    kept = Kept()
+    for r in range(1, rounds + 1):
+        kept = tell_touches(kept, history, r, Info(np.array(weights)), tell)
+    assert found == told
+    swung = tell_touches(kept, history, rounds + 1, Info(np.full(len(weights), 0.1)), tell)
+    assert (swung.leader, swung.leads) == (-1, 0)
