@@ -13,12 +13,21 @@ from benchmarks.auto_steps import hard_problem
 from tests import naive
 from tests.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 from tests.optima import interior_point
-from tests.problems import Array, Problem, convex_problem, least_squares, logistic, rounds
+from tests.problems import (
+    Array,
+    Problem,
+    classification,
+    convex_problem,
+    least_squares,
+    logistic,
+    rounds,
+)
 
 from equifed.algorithms import FairNewton, FedAvg, FedDyn, ScaffPD, Scaled, scaled
 from equifed.algorithms.around import Certified, change_state, inner_state
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.server_optimised import ServerOptimised
+from equifed.contract.arrays import BlockMatrix
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
@@ -218,3 +227,23 @@ def test_curvature_that_is_stated_inside_proves_nothing_outside() -> None:
     assert any("put Certified around it" in e["reason"] for e in history.events)
     around = Certified(Scaled(ScaffPD(ChiSquare(0.1, scale=1.0))), strong_convexity=problem.l2)
     assert all("gap" in r.numbers for r in play(around, problem.clients(), 3).rounds)
+
+
+def test_bounds_are_those_of_the_stretched_coordinates_or_unknown_for_the_same_reason() -> None:
+    """x = 2 y: second derivatives are four times as large, whatever the direction."""
+    for weights in (None, {0: 0.5, 1: 2.0}):
+        clients = simulate(
+            classification(classes=2), "logistic", "logistic", l2=0.1, class_weights=weights
+        )
+        d = clients.model.size
+        twice = BlockMatrix(torch.full((d, 1, 1), 2.0).double(), torch.arange(d)[:, None])
+        known, seen = (
+            clients.curvature(),
+            scaled._Scaling(clients, scaled.Coordinates(twice)).curvature(),
+        )
+        if isinstance(known, str):
+            assert weights is not None and seen == known
+            continue
+        np.testing.assert_allclose(seen.smoothness, 4 * known.smoothness)
+        np.testing.assert_allclose(seen.strong_convexity, 4 * known.strong_convexity)
+        assert weights is None and seen.lowest == known.lowest
