@@ -12,6 +12,7 @@ from tests.naive import walk
 from tests.problems import Problem, rounds, start
 
 from equifed.algorithms import AFL, CentredClipping, FedAvg, Guarded, Remembering
+from equifed.algorithms.shelf import centred_clipping
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
@@ -39,6 +40,18 @@ def test_centred_clipping_is_its_naive_twin(problem: Problem, radius: float) -> 
     algorithm = CentredClipping(FedAvg(WORK), radius)
     state, _ = rounds(algorithm, problem.clients(), start(problem), 5)
     np.testing.assert_allclose(state.x, x, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_pass_as_they_are() -> None:
+    """It is updates that are cut: what clients say of their gradients has no radius."""
+    clients, weights = drawn(), np.linspace(0.1, 1.0, 5)
+    clients = clients.subset(range(5))
+    x = clients.initial(Stream(0))
+    plain, seen = (
+        one.value_and_gradient(x, Stream(1))[1].weighted_sum(weights)
+        for one in (clients, centred_clipping._Clipping(clients, torch.ones_like(x), 1e-3))
+    )
+    torch.testing.assert_close(seen, plain, rtol=0, atol=0)
 
 
 def test_a_wide_radius_is_fedavg() -> None:

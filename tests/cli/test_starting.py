@@ -254,6 +254,9 @@ def test_a_dry_run_tells_the_traffic_of_the_run_and_writes_nothing(config: Path)
         assert told[key] == sum(getattr(r, key) for r in history.rounds)
     assert told["parameters"] == sum(p.numel() for p in history.parameters.values())
     assert told["rounds"] == 7 and told["minutes"] > 0
+    long = ["--set", "rounds=700000", "--set", "evaluate.every=700000"]
+    more = json.loads(equifed("run", config, *long, "--dry-run", "--json").stdout)
+    assert more["minutes"] > 100 * told["minutes"]  # a round takes some time, whatever it is
     plain = equifed("run", config, *short, "--dry-run").stdout
     assert "measured in 3 round(s)" in plain and "memory" in plain
 
