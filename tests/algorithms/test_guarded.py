@@ -159,7 +159,7 @@ def test_weight_times_length_is_at_most_the_cap_times_the_usual_length(
 def test_a_change_of_weights_is_bounded_by_its_size_not_by_its_sum() -> None:
     lengths, change = np.ones(20), np.r_[0.1, -0.1, np.zeros(18)]
     for rounding in (0.0, 1e-17):
-        counted = Guard().shorten(lengths, change + rounding, 1.0, 20)
+        counted = Guard().shorten(lengths, change + rounding, 1.0, share=0.2)
         np.testing.assert_allclose(counted, np.r_[0.4, 0.4, np.ones(18)])
 
 

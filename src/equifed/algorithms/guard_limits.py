@@ -58,7 +58,7 @@ class Guard:
     Examples
     --------
     >>> lengths = np.array([1.0, 1.0, 1.0, 40.0])  # of four equal updates; one is far too long
-    >>> Guard().shorten(lengths, np.full(4, 0.25), usual=1.0, n=4)
+    >>> Guard().shorten(lengths, np.full(4, 0.25), usual=1.0, share=0.5)
     array([1., 1., 1., 1.])
     """
 
@@ -108,17 +108,17 @@ class Guard:
         """
         return 1.0 if self.cap == 1 else bound_share(self.among(n).limit, n, here)
 
-    def shorten(self, lengths: Losses, weights: Weights, usual: float, n: int) -> Losses:
-        """Return as how long vectors of these lengths and weights count, which are of n clients.
+    def shorten(self, lengths: Losses, weights: Weights, usual: float, share: float) -> Losses:
+        """Return as how long vectors of these lengths and weights count, with a cap of the share.
 
         >>> lengths, weights = np.array([0.5, 3.0, 8.0, 16.0]), np.array([0.4, 0.2, 0.2, 0.2])
-        >>> Guard(cap=0.4).shorten(lengths, weights, 1.0, 4)
+        >>> Guard().shorten(lengths, weights, 1.0, share=0.5)
         array([0.5, 2.5, 2.5, 1. ])
         """
         sizes = np.abs(weights)
         whole, most = abs(float(weights.sum())), float(sizes.sum())  # signed ones sum to one, too
         whole = most if whole < 0.1 * most else whole  # a change of weights sums to nothing
-        most = self.share(n, len(lengths)) * usual * whole
+        most = share * usual * whole
         room = np.divide(most, sizes, out=np.full(len(sizes), np.inf), where=sizes > 0)
         counted = lengths if self.cap == 1 else np.minimum(lengths, room)
         return np.where(lengths > self.updates * usual, np.minimum(counted, usual), counted)
@@ -159,6 +159,7 @@ class Watch:
         self.bounds_sums = guard.bounds and not has_objective  # no objective bounds the weights
         self.claims, self.first_claim = state.claims, state.first_claim
         self.lengths = list(state.lengths)
+        self.heard: set[int] = set()  # who made a claim in this round
         self.shortened: dict[int, None] = {}  # whose vectors counted as shorter in a sum
         self.touches: dict[tuple[int, str], str] = {}
         self.opposed: dict[int, float] = {}  # cosines of vectors at the cap with the others
