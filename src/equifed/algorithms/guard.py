@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from equifed.algorithms.around import (
-    Wrapper,
-    change_core,
-    inner_state,
-    objective_at,
-    unwrap,
-)
+from equifed.algorithms.around import Wrapper, change_core, inner_state, unwrap
 from equifed.algorithms.guard_limits import LEAST, Guard, State, Watch, round_losses
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
@@ -313,8 +307,8 @@ class Guarded(Wrapper):
         guarded = GuardedClients(clients, watch)
         inner, info = self.algorithm.round(state.inner, guarded, stream)
         known = watch.claims, watch.first_claim, tuple(watch.lengths)
-        objective = objective_at(core, inner_state(inner), info.weights)
-        return State(inner, *known), _tell(info, guarded, objective)
+        made = getattr(core, "objective_at", lambda _: getattr(core, "objective", None))
+        return State(inner, *known), _tell(info, guarded, made(inner_state(inner)))
 
     @override
     def wrapped(self) -> Any:
@@ -322,7 +316,7 @@ class Guarded(Wrapper):
         return change_core(as_run(self.algorithm), lambda core: Guarded(core, self.guard))
 
 
-def _tell(info: Info, clients: GuardedClients, objective: SaddleObjective | None) -> Info:
+def _tell(info: Info, clients: GuardedClients, objective: Any) -> Info:
     """Return what there is to tell, with what was touched and who is at the cap."""
     watch, n = clients.watch, len(info.weights)
     verb = "guard" if watch.acts else "watch"

@@ -118,7 +118,9 @@ class Guard:
         sizes = np.abs(weights)
         whole, most = abs(float(weights.sum())), float(sizes.sum())  # signed ones sum to one, too
         whole = most if whole < 0.1 * most else whole  # a change of weights sums to nothing
-        most = share * usual * whole
+        honest = max(0.0, 1 - share * (self.dishonest or 1))  # the others may be the longest
+        common = min(max(usual, find_usual(lengths, sizes, honest / 2)), 2 * usual)
+        most = share * common * whole
         room = np.divide(most, sizes, out=np.full(len(sizes), np.inf), where=sizes > 0)
         counted = lengths if self.cap == 1 else np.minimum(lengths, room)
         return np.where(lengths > self.updates * usual, np.minimum(counted, usual), counted)
@@ -133,13 +135,17 @@ def round_losses(losses: Losses, step: float) -> Losses:
     return losses if step == 0 else np.rint(losses / step) * step
 
 
-def find_usual(lengths: Losses) -> float:
-    """Return the length that half of some vectors do not exceed, one of them.
+def find_usual(lengths: Losses, weights: Weights | None = None, part: float = 0.5) -> float:
+    """Return the length that half of some vectors, or a part of their weight, do not exceed.
 
-    >>> float(find_usual(np.array([1.0, 2.0, 3.0, 1e9])))
-    2.0
+    >>> lengths = np.array([1.0, 2.0, 3.0, 1e9])
+    >>> find_usual(lengths), find_usual(lengths, np.array([0.1, 0.3, 0.4, 0.2]))
+    (2.0, 3.0)
     """
-    return float(np.quantile(lengths, 0.5, method="lower"))
+    weights = np.ones(len(lengths)) if weights is None or not weights.any() else weights
+    order = np.argsort(lengths, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(lengths[order[np.searchsorted(below, part * below[-1] * (1 - 1e-9))]])
 
 
 @dataclass(frozen=True)
