@@ -28,7 +28,7 @@ from equifed.report import read_methods
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.evidence import pack_evidence, write_model_card
+from equifed.runs.evidence import CLIENT_TABLE, pack_evidence, write_model_card
 from equifed.runs.load import evaluate
 from equifed.runs.schema import settings
 from equifed.training import loop as training
@@ -600,3 +600,13 @@ def test_a_name_of_a_million_letters_is_not_printed(broken: Path) -> None:
     result = equifed("resume", broken)
     assert result.exit_code == 2 and "of another run" in result.stderr
     assert len(result.stderr) < 5000
+
+
+def test_columns_named_by_a_folder_are_no_formulas(gift: Path) -> None:
+    metrics = (gift / "metrics.csv").read_text().replace(",test,accuracy,", ",test,=1+cmd(),")
+    (gift / "metrics.csv").write_text(metrics.replace(",test,", ",=test,"))
+    renew_checksums(gift)
+    assert equifed("evidence", gift, "--out", gift.parent / "pack.zip").exit_code == 0
+    with zipfile.ZipFile(gift.parent / "pack.zip") as pack:
+        tables = [pack.read(name).decode() for name in pack.namelist() if name == CLIENT_TABLE]
+    assert tables and not [c for c in tables[0].split("\n")[0].split(",") if c[:1] in "=+-@"]

@@ -188,7 +188,8 @@ def refuse_links(folder: Path) -> None:
     for place in folders:  # grows
         if len(place.parts) > deepest:
             raise RunFolderError(
-                f"{str(place)[:200]} is more than {DEEPEST} folders deep; no run wrote it. Delete it."
+                f"{str(place)[:200]} is more than {DEEPEST} folders deep; no run wrote it. "
+                "Delete it."
             )
         with suppress(FileNotFoundError):  # a run at work deletes old checkpoints
             for path in sorted(place.iterdir()):
