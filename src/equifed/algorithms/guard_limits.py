@@ -32,8 +32,9 @@ class Guard:
               |\lambda_i|\, |v_i| > \gamma_n u, \qquad
               \gamma_n = \max\{\min(\gamma, 0.4 / f), 2 / n\}
 
-    with m the median of all current claims, :math:`m_0` that of the first round, u the median of
-    the lengths of those who answered, and :math:`\gamma_n` the **cap** of n clients, the largest
+    with m the median of all current claims, :math:`m_0` that of the first round, u the usual length
+    (the median of those who answered, or up to twice that: the median by weight of what is left
+    when the dishonest are the longest), and :math:`\gamma_n` the **cap** of n clients, the largest
     share of the weight of one: f dishonest clients have at most 0.4 of it together. So whoever is
     at the cap counts with one usual length, and one of less weight may be longer; but nobody who is
     longer than c usual lengths, and who counts with one. A loss below the least that is possible is
