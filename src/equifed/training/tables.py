@@ -223,7 +223,7 @@ def read_events(run: StoredRun) -> list[dict[str, Any]]:
         for event in events:
             if not (isinstance(event.get("client", ""), str | None)
                     and isinstance(event.get("round", 0), int | None)):  # fmt: skip
-                raise ValueError("an event's client is no text, or its round no whole number")
+                raise ValueError("an event's client is not a text, or its round not a whole number")
         return [{**event, "event": str(event["event"])} for event in events]
 
 
