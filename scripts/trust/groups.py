@@ -8,7 +8,7 @@ long as the longest of them. The last lie is a reversed vector without a claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from equifed.contract.arrays import BlockMatrix, Losses, Weights
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 from equifed.engines.simulate import simulate
 from equifed.objectives import ChiSquare
+from equifed.objectives.capped import with_cap
 from equifed.training.loop import train
 
 Lie = Literal["reversed", "long", "collusion", "no claim"]
@@ -162,8 +163,9 @@ class Rival(Federated):
 
 
 def train_group(
-    algorithm: Any, seed: int, f: int, lie: Lie | None = None, hard: int = 0, l2: float = 1e-2
-) -> Losses:
+    algorithm: Any, seed: int, f: int, lie: Lie | None = None, hard: int = 0, l2: float = 1e-2,
+    rounds: int = ROUNDS,
+) -> Losses:  # fmt: skip
     """Return the test accuracies, in points, of the clients that are honest in any case.
 
     The last model is taken: without guards the one with the smallest certified gap would be an
@@ -173,7 +175,7 @@ def train_group(
     clients: Clients = simulate(federation, "logistic", l2=l2, dtype=torch.float64)
     if lie is not None:
         clients = GroupClients(clients, LIARS[f], lie)
-    given: dict[str, Any] = {"rounds": ROUNDS, "seed": seed, "every": ROUNDS, "give_out": "last"}
+    given: dict[str, Any] = {"rounds": rounds, "seed": seed, "every": rounds, "give_out": "last"}
     record = train(algorithm, clients, evaluate=("test",), **given).last("accuracy", "test")
     assert record is not None
     return 100 * np.delete(record.values, LIARS[f])
@@ -187,7 +189,7 @@ def guard_against(name: str, f: int) -> Any:
 Lost = dict[tuple[str, int, Lie], tuple[float, ...]]
 
 
-def measure_group(name: str, seeds: Sequence[int]) -> Lost:
+def measure_group(name: str, seeds: Sequence[int], rounds: int = ROUNDS) -> Lost:
     """Return the points lost without a guard and with it, by algorithm, liars and lie."""
     torch.set_num_threads(1)
     found: Lost = {}
@@ -196,7 +198,9 @@ def measure_group(name: str, seeds: Sequence[int]) -> Lost:
         modes = [guarded] if name in RIVALS else [ALGORITHMS[name], guarded]
 
         def mean_worst(lie: Lie | None, modes: Any = modes, f: int = f) -> Losses:
-            runs = [[train_group(one, s, f, lie).min() for s in seeds] for one in modes]
+            runs = [
+                [train_group(one, s, f, lie, rounds=rounds).min() for s in seeds] for one in modes
+            ]
             return np.mean(runs, axis=1)
 
         honest = mean_worst(None)
@@ -214,13 +218,14 @@ FAIR: dict[str, Any] = {
     "SCAFF-PD, worst case": ALGORITHMS["scaff-pd"],
 }
 CASES = ((1, 2), (4, 2), (4, 6))
-Gains = dict[tuple[str, int, int], tuple[Losses, Losses]]
+Gains = dict[tuple[str, int, int], tuple[Losses, ...]]
 
 
 def measure_gain(name: str, seeds: Sequence[int]) -> Gains:
-    """Return the gain over FedAvg without a guard and with it, by dishonest and hard clients.
+    """Return the gain over FedAvg by dishonest and hard clients: three ways to train.
 
-    It is that of the client that is served worst, and of the hard ones on average.
+    They are: without a guard, with it, and with the cap alone, which no bound on lengths can
+    exceed. The gain is that of the client that is served worst, and of the hard ones on average.
     """
     torch.set_num_threads(1)
     found: Gains = {}
@@ -230,8 +235,10 @@ def measure_gain(name: str, seeds: Sequence[int]) -> Gains:
             runs = [np.sort(train_group(algorithm, s, f, None, hard, 1e-3)) for s in seeds]
             return np.mean([(run[0], run[:hard].mean()) for run in runs], axis=0)
 
-        average, guarded = measure(FedAvg(WORK)), Guarded(FAIR[name], Guard(dishonest=f))
-        found[name, f, hard] = measure(FAIR[name]) - average, measure(guarded) - average
+        fair, guard, average = FAIR[name], Guard(dishonest=f), measure(FedAvg(WORK))
+        capped = replace(fair, objective=with_cap(fair.objective, guard.share(20)))
+        ways = fair, Guarded(fair, guard), capped
+        found[name, f, hard] = tuple(measure(one) - average for one in ways)
     return found
 
 
@@ -250,9 +257,9 @@ def write_gains(gains: Gains) -> str:
     """Return a Markdown table of the gains that a guard leaves."""
     names = dict.fromkeys(k[0] for k in gains)
 
-    def cell(pair: tuple[Losses, Losses], k: int) -> str:
-        free, guarded = pair[0][k], pair[1][k]
-        return f"{guarded:.1f} of {free:.1f}"
+    def cell(ways: tuple[Losses, ...], k: int) -> str:
+        free, guarded, capped = (way[k] for way in ways)
+        return f"{guarded:.1f} ({capped:.1f}) of {free:.1f}"
 
     rows = [[n, *(cell(gains[n, *c], k) for c in CASES for k in (0, 1))] for n in names]
     head = [f"f = {f}, {hard} hard: {who}" for f, hard in CASES for who in ("worst", "hard ones")]

@@ -236,9 +236,10 @@ def show_single(given: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
 
 def show_groups(given: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
     """Return the tables of groups and of gains, and where they miss the figures."""
-    seeds = range(1 if given.quick else 5)
+    seeds = range(1 if given.quick else given.seeds)
     names = given.algorithm or [*ALGORITHMS, *RIVALS]
-    lost = run_all(partial(measure_group, seeds=seeds), names, given.jobs)
+    work = partial(measure_group, seeds=seeds, rounds=given.rounds)
+    lost = run_all(work, names, given.jobs)
     gains = run_all(partial(measure_gain, seeds=seeds), list(FAIR), given.jobs)
     return {"groups": write_groups(lost), "gains": write_gains(gains)}, find_excess(lost)
 
@@ -252,6 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--algorithm", action="append", choices=[*ALGORITHMS, *RIVALS])
     parser.add_argument("--lie", action="append", choices=list(LIES), help="with --single")
     parser.add_argument("--turn", type=float, default=TURN, help="how clients differ (--single)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of groups (not --single)")
+    parser.add_argument("--seeds", type=int, default=5, help="of groups (not --single)")
     parser.add_argument("--jobs", type=int, default=1, help="algorithms at a time")
     given = parser.parse_args(arguments)
     tables, misses = (show_single if given.single else show_groups)(given)

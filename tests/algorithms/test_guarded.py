@@ -20,6 +20,7 @@ from tests.problems import regression
 
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.around import unwrap
+from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.guard import Guarded, GuardedClients, guard_algorithm
@@ -34,7 +35,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.engines.simulate import simulate
-from equifed.objectives import Transport, WorstCase
+from equifed.objectives import RelativeFairness, Transport, WorstCase
 from equifed.report import write_report
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.testing import with_liar
@@ -145,7 +146,10 @@ def test_weight_times_length_is_at_most_the_cap_times_the_usual_length(
     rows[3] *= factor
     lengths = np.linalg.norm(rows, axis=1)
     usual = sorted(lengths)[9]  # the median
-    most = cap * usual * weights.sum() / np.maximum(np.abs(weights), 1e-300)
+    part = (1 - cap * (dishonest or 1)) / 2 * np.abs(weights).sum()  # of what honest clients have
+    by_weight = min(v for v in lengths if np.abs(weights)[lengths <= v].sum() >= part)
+    common = min(max(usual, by_weight), 2 * usual)
+    most = cap * common * weights.sum() / np.maximum(np.abs(weights), 1e-300)
     most = np.where(lengths > 15 * usual, np.minimum(most, usual), most)
     counted = rows * np.minimum(1.0, most / lengths)[:, None]
     moved = view.local_steps(x, WORK, Stream(0)).displacement
@@ -156,10 +160,63 @@ def test_weight_times_length_is_at_most_the_cap_times_the_usual_length(
     np.testing.assert_allclose(moved.squared_norms(), alike**2, rtol=1e-9)
 
 
+def test_a_sum_over_a_tail_is_bounded_as_one_over_all_who_made_claims() -> None:
+    """Four liars of ten that were chosen by their claims have 0.4 of the sum, as of all twenty."""
+    honest, tail = clients(), np.arange(10)
+    x, liars = honest.initial(Stream(0)), [2, 3, 5, 7]
+    rows = honest.local_steps(x, WORK, Stream(0)).displacement.dense().numpy()[tail].copy()
+    for i in liars:
+        honest = with_liar(honest, i, update=3.9)
+        rows[i] *= 3.9
+    lengths = np.linalg.norm(rows, axis=1)
+    usual = np.sort(lengths)[4]
+    view = GuardedClients(honest, watch(Guard(dishonest=4)))
+    view.losses(x, Stream(0))  # all are asked
+    moved = view.subset(tail).local_steps(x, WORK, Stream(0)).displacement
+    counted = rows * np.minimum(1.0, usual / lengths)[:, None]
+    np.testing.assert_allclose(moved.weighted_sum(np.full(10, 0.1)), counted.sum(0) / 10)
+
+
+@pytest.mark.parametrize("dishonest", [1, 2, 4])
+def test_a_tail_is_so_wide_that_nobody_needs_more_than_the_cap(dishonest: int) -> None:
+    """Two clients are the tail of level 0.1; the claims of liars alone would fill it."""
+    guard = Guard(dishonest=dishonest)
+    fair = Guarded(DeltaFL(WORK, level=0.1), guard)
+    here = clients()
+    x = here.initial(Stream(0))
+    start = fair.init(here, x + torch.linspace(-1, 1, len(x)).to(x))  # losses differ
+    _, info = fair.round(start, here, Stream(1))
+    trains = np.count_nonzero(info.weights)
+    assert trains == round(1 / guard.share(20))
+    assert info.weights.max() <= guard.share(20) * (1 + 1e-9)
+    losses = here.losses(start.x, Stream(1))
+    assert set(np.flatnonzero(info.weights)) <= set(np.argsort(-losses)[:trains])
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("cap", [0.1, 0.2])
+def test_signed_weights_have_a_cap_divided_by_the_sum_of_the_positive_ones(
+    phi: float, cap: float
+) -> None:
+    """That is 1 / (1 - phi) where both sides are the worst case; maximisers of many claims."""
+    capped, drawn = RelativeFairness(phi, cap=cap), np.random.default_rng(3)
+    most = max(cap * (1 - phi), 1.5 / 20)
+    assert capped.largest(20) == pytest.approx(most)
+    for claims in drawn.exponential(size=(30, 20)):
+        weights = capped.weights(claims)
+        assert np.abs(weights).max() <= most * (1 + 1e-9)
+        assert weights.sum() == pytest.approx(1)
+
+
+def test_whoever_is_at_the_cap_of_signed_weights_is_told_of() -> None:
+    events = train(Guarded(ScaffPDIA(0.5)), with_liar(clients(), 5, loss=1e6), rounds=4).events
+    assert any("client 5 is at the cap of 0.1 of" in str(e.get("reason")) for e in events)
+
+
 def test_a_change_of_weights_is_bounded_by_its_size_not_by_its_sum() -> None:
     lengths, change = np.ones(20), np.r_[0.1, -0.1, np.zeros(18)]
     for rounding in (0.0, 1e-17):
-        counted = Guard().shorten(lengths, change + rounding, 1.0, 20)
+        counted = Guard().shorten(lengths, change + rounding, 1.0, share=0.2)
         np.testing.assert_allclose(counted, np.r_[0.4, 0.4, np.ones(18)])
 
 

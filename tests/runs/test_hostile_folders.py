@@ -28,7 +28,7 @@ from equifed.report import read_methods
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.evidence import pack_evidence, write_model_card
+from equifed.runs.evidence import CLIENT_TABLE, pack_evidence, write_model_card
 from equifed.runs.load import evaluate
 from equifed.runs.schema import settings
 from equifed.training import loop as training
@@ -576,3 +576,37 @@ def test_a_fit_reads_and_writes_through_no_link(tmp_path: Path, secret: Path, li
     with pytest.raises(RunFolderError, match=r"symbolic link"):
         ef.fit(table, client="site", target="ill", out=out)
     assert secret.read_text() == SECRET
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_folders_in_folders_without_end_are_refused(made: Path, gift: Path, name: str) -> None:
+    deep = gift.joinpath(*(120 * ["d"]))
+    deep.mkdir(parents=True)
+    result: Any = READERS[name](gift, made)
+    assert result.exit_code == 2 and "folders deep; no run wrote it" in result.stderr
+
+
+@pytest.mark.parametrize("event", [{"client": {"a": 1}}, {"round": "one"}, {"client": ["s"]}])
+def test_events_of_the_wrong_types_are_damage(gift: Path, event: dict[str, Any]) -> None:
+    (gift / EVENTS).write_text(json.dumps({"event": "guard", "round": 1, **event}) + "\n")
+    renew_checksums(gift)
+    result = equifed("evidence", gift)
+    assert result.exit_code == 2 and "should not happen" not in result.stderr
+    assert EVENTS in result.stderr and "is damaged" in result.stderr
+
+
+def test_a_name_of_a_million_letters_is_not_printed(broken: Path) -> None:
+    (broken / "clients.json").write_text(json.dumps(["x" * 10**6, "n"]))
+    result = equifed("resume", broken)
+    assert result.exit_code == 2 and "of another run" in result.stderr
+    assert len(result.stderr) < 5000
+
+
+def test_columns_named_by_a_folder_are_no_formulas(gift: Path) -> None:
+    metrics = (gift / "metrics.csv").read_text().replace(",test,accuracy,", ",test,=1+cmd(),")
+    (gift / "metrics.csv").write_text(metrics.replace(",test,", ",=test,"))
+    renew_checksums(gift)
+    assert equifed("evidence", gift, "--out", gift.parent / "pack.zip").exit_code == 0
+    with zipfile.ZipFile(gift.parent / "pack.zip") as pack:
+        tables = [pack.read(name).decode() for name in pack.namelist() if name == CLIENT_TABLE]
+    assert tables and not [c for c in tables[0].split("\n")[0].split(",") if c[:1] in "=+-@"]

@@ -205,7 +205,7 @@ def swap_first_digit(path):
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
-        (Path.unlink, "is gone"),
+        (Path.unlink, "was deleted"),
         (lambda path: path.write_bytes(path.read_bytes()[:-5]), "bytes where this run wrote"),
         (lambda path: path.write_bytes(b""), "has 0 bytes where this run wrote"),
         (swap_first_digit, "is not what this run wrote"),

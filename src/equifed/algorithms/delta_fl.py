@@ -10,7 +10,7 @@ import numpy as np
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
-from equifed.contract.absence import sample_clients, scatter
+from equifed.contract.absence import bound_share, sample_clients, scatter
 from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon
@@ -63,6 +63,8 @@ class DeltaFL(Federated):
         Step from x towards the average.
     patience : int
         Rounds without an answer after which a client does not count until it is back.
+    cap : float, optional
+        The tail is so wide that nobody needs a larger share of it, or than two equal shares.
 
     Examples
     --------
@@ -80,8 +82,9 @@ class DeltaFL(Federated):
     participation: float = 1.0
     server_lr: float = 1.0
     patience: int = PATIENCE
+    cap: float | None = None
 
-    allowed: ClassVar = {"level": "(0, 1]"}
+    allowed: ClassVar = {"level": "(0, 1]", "cap": "(0, 1]"}
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
@@ -94,7 +97,9 @@ class DeltaFL(Federated):
         losses = roll.losses(state.x, stream.at("losses"))
         pool = chosen.index if self.participation < 1 else roll.counted()
         sizes, known = all_sizes(clients)[pool], losses[pool]
-        threshold = upper_quantile(known, client_weights(self.weighting, sizes), self.level)
+        most = 1.0 if self.cap is None else bound_share(self.cap, len(losses), len(known))
+        mass = client_weights(self.weighting, sizes)
+        threshold = upper_quantile(known, mass, self.level, int(np.ceil(1 / most - 1e-9)))
         trains = known >= threshold - rounding(threshold, state.x)
         tail = client_weights(self.weighting, sizes[trains])  # p_i / sum over T
         weights = scatter(tail, pool[trains], len(losses))
@@ -110,17 +115,18 @@ class DeltaFL(Federated):
         return State(x, losses, roll.away), info
 
 
-def upper_quantile(losses: Losses, mass: Weights, level: float) -> float:
-    """Return the largest loss that has at least ``level`` of the mass at or above it.
+def upper_quantile(losses: Losses, mass: Weights, level: float, least: int = 1) -> float:
+    """Return the largest loss that has ``level`` of the mass, and some clients, at or above it.
 
-    >>> upper_quantile(np.array([3.0, 1.0, 4.0, 2.0]), np.full(4, 0.25), 0.5)
-    3.0
+    >>> losses, mass = np.array([3.0, 1.0, 4.0, 2.0]), np.full(4, 0.25)
+    >>> upper_quantile(losses, mass, 0.5), upper_quantile(losses, mass, 0.5, least=3)
+    (3.0, 2.0)
     """
     order = np.argsort(-losses, kind="stable")
     above = np.cumsum(mass[order])
     enough = above >= level * (1 - 1e-12)  # rounding of the sum must not cost a client
     first = int(np.argmax(enough)) if enough.any() else len(order) - 1
-    return float(losses[order[first]])
+    return float(losses[order[max(first, least - 1)]])
 
 
 def rounding(loss: float, x: Vector) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from equifed.algorithms.around import Wrapper, change_core, unwrap
+from equifed.algorithms.around import Wrapper, change_core, inner_state, unwrap
 from equifed.algorithms.guard_limits import LEAST, Guard, State, Watch, round_losses
 from equifed.algorithms.remembering import refuse_memory
 from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
@@ -23,6 +23,7 @@ from equifed.contract.local import LocalSGD, LocalWork
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 from equifed.objectives import SaddleObjective
 from equifed.objectives.capped import with_cap
+from equifed.objectives.relative_fairness import RelativeFairness
 
 MANY, LEADERS, AGAINST = 4, 5, -0.5
 """Among fewer clients a cap defends nothing, which is said; of how many clients at the cap a round
@@ -62,7 +63,7 @@ class GuardedVectors(VectorsView):
         squares, lengths, usual = self._measure()
         alike = np.ones(len(lengths))  # before weights are known
         guard: Guard = self.clients.watch.guard
-        counted = guard.shorten(lengths, alike, usual, len(self.clients.names))
+        counted = guard.shorten(lengths, alike, usual, self.clients.share(len(lengths)))
         if scale is not None:
             ratio = np.divide(counted, lengths, out=alike, where=counted < lengths)
             return np.asarray(self.behind.squared_norms(scale) * ratio**2)
@@ -79,7 +80,7 @@ class GuardedVectors(VectorsView):
         _, lengths, usual = self._measure()
         if not watch.acts:
             return ones
-        counted = watch.guard.shorten(lengths, weights, usual, len(self.clients.names))
+        counted = watch.guard.shorten(lengths, weights, usual, self.clients.share(len(lengths)))
         short = counted < lengths * (1 - 1e-9)
         watch.shortened.update(dict.fromkeys(self.clients.index[short].tolist()))
         return np.divide(counted, lengths, out=ones, where=short)
@@ -111,7 +112,7 @@ class GuardedVectors(VectorsView):
         watch: Watch = self.clients.watch
         if not (watch.guard.bounds and self.at_hand and not self.claimed) or self.clients.few:
             return
-        most = watch.guard.share(len(self.clients.names), len(weights)) * (1 - 1e-9)
+        most = self.clients.share(len(weights)) * (1 - 1e-9)
         leaders = np.flatnonzero((weights >= most * np.abs(weights).sum()) & (weights > 0))
         for k in leaders[:LEADERS]:
             alone = np.zeros(len(weights))
@@ -139,6 +140,13 @@ class GuardedClients(ClientsView):
         if self.watch.acts:
             return "a guard is on, and it cannot check the curvature that a client sends"
         return super().curvature_sum(x, weights, form, thin)
+
+    def share(self, here: int) -> float:
+        """Return the cap in a sum over so many clients: of those who made claims in this round.
+
+        Whoever sums over fewer of them has chosen them by their claims, and liars are among them.
+        """
+        return self.watch.guard.share(len(self.names), max(here, len(self.watch.heard)))
 
     @property
     def few(self) -> bool:
@@ -174,13 +182,14 @@ class GuardedClients(ClientsView):
         """
         guard, n, here = self.watch.guard, len(self.names), int(np.count_nonzero(weights))
         sizes, limit = self.sizes, guard.among(n).limit
-        most, half = bound_share(limit, n, len(weights)), bound_share(limit / 2, n, max(1, here))
+        most, half = self.share(len(weights)), bound_share(limit / 2, n, max(1, here))
         limits: Weights = np.minimum(most, np.maximum(half, sizes / max(1, sizes.sum())))
         return limits
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
         if what == "loss":
+            self.watch.heard.update(self.index.tolist())
             numbers = round_losses(numbers, self.watch.guard.rounding)
         if what != "loss" or self.few:
             return numbers
@@ -298,7 +307,8 @@ class Guarded(Wrapper):
         guarded = GuardedClients(clients, watch)
         inner, info = self.algorithm.round(state.inner, guarded, stream)
         known = watch.claims, watch.first_claim, tuple(watch.lengths)
-        return State(inner, *known), _tell(info, guarded)
+        made = getattr(core, "objective_at", lambda _: getattr(core, "objective", None))
+        return State(inner, *known), _tell(info, guarded, made(inner_state(inner)))
 
     @override
     def wrapped(self) -> Any:
@@ -306,7 +316,7 @@ class Guarded(Wrapper):
         return change_core(as_run(self.algorithm), lambda core: Guarded(core, self.guard))
 
 
-def _tell(info: Info, clients: GuardedClients) -> Info:
+def _tell(info: Info, clients: GuardedClients, objective: Any) -> Info:
     """Return what there is to tell, with what was touched and who is at the cap."""
     watch, n = clients.watch, len(info.weights)
     verb = "guard" if watch.acts else "watch"
@@ -317,6 +327,8 @@ def _tell(info: Info, clients: GuardedClients) -> Info:
         return info
     weights, guard = info.weights.copy(), watch.guard
     most = np.full(n, guard.share(n))
+    if guard.bounds and isinstance(objective, RelativeFairness):
+        most[:] = objective.largest(n)
     if watch.bounds_sums and not (weights < 0).any():  # as they were in the sums
         index = np.arange(n) if info.index is None else info.index
         most[index] = clients.subset(index).weight_limits(weights[index])
@@ -341,18 +353,19 @@ def _has_objective(core: AnyAlgorithm) -> bool:
 def _with_cap(core: Any, cap: float) -> Any:
     """Return an algorithm whose objective gives nobody more than the cap, if it has an objective.
 
-    One that makes its objectives itself (SCAFF-PD-IA) has a setting ``cap``.
+    One that makes its objectives itself (SCAFF-PD-IA), or sums over a tail (Delta-FL), has a
+    setting ``cap``.
     """
     if isinstance(getattr(core, "objective", None), SaddleObjective):
         return replace(core, objective=with_cap(core.objective, cap))
+    if "cap" in {f.name for f in dataclasses.fields(core)}:
+        return replace(core, cap=cap if core.cap is None else min(cap, core.cap))
     if not hasattr(core, "objective_at"):
         return core
-    if "cap" not in {f.name for f in dataclasses.fields(core)}:
-        raise ValueError(
-            f"{type(core).__name__} makes its objectives itself and has no setting 'cap' "
-            "for the largest weight; add one, or set cap = 1 in the guard."
-        )
-    return replace(core, cap=cap if core.cap is None else min(cap, core.cap))
+    raise ValueError(
+        f"{type(core).__name__} makes its objectives itself and has no setting 'cap' "
+        "for the largest weight; add one, or set cap = 1 in the guard."
+    )
 
 
 def guard_algorithm(algorithm: AnyAlgorithm, guard: Guard) -> AnyAlgorithm:

@@ -32,8 +32,9 @@ class Guard:
               |\lambda_i|\, |v_i| > \gamma_n u, \qquad
               \gamma_n = \max\{\min(\gamma, 0.4 / f), 2 / n\}
 
-    with m the median of all current claims, :math:`m_0` that of the first round, u the median of
-    the lengths of those who answered, and :math:`\gamma_n` the **cap** of n clients, the largest
+    with m the median of all current claims, :math:`m_0` that of the first round, u the usual length
+    (the median of those who answered, or up to twice that: the median by weight of what is left
+    when the dishonest are the longest), and :math:`\gamma_n` the **cap** of n clients, the largest
     share of the weight of one: f dishonest clients have at most 0.4 of it together. So whoever is
     at the cap counts with one usual length, and one of less weight may be longer; but nobody who is
     longer than c usual lengths, and who counts with one. A loss below the least that is possible is
@@ -58,7 +59,7 @@ class Guard:
     Examples
     --------
     >>> lengths = np.array([1.0, 1.0, 1.0, 40.0])  # of four equal updates; one is far too long
-    >>> Guard().shorten(lengths, np.full(4, 0.25), usual=1.0, n=4)
+    >>> Guard().shorten(lengths, np.full(4, 0.25), usual=1.0, share=0.5)
     array([1., 1., 1., 1.])
     """
 
@@ -108,17 +109,19 @@ class Guard:
         """
         return 1.0 if self.cap == 1 else bound_share(self.among(n).limit, n, here)
 
-    def shorten(self, lengths: Losses, weights: Weights, usual: float, n: int) -> Losses:
-        """Return as how long vectors of these lengths and weights count, which are of n clients.
+    def shorten(self, lengths: Losses, weights: Weights, usual: float, share: float) -> Losses:
+        """Return as how long vectors of these lengths and weights count, with a cap of the share.
 
         >>> lengths, weights = np.array([0.5, 3.0, 8.0, 16.0]), np.array([0.4, 0.2, 0.2, 0.2])
-        >>> Guard(cap=0.4).shorten(lengths, weights, 1.0, 4)
+        >>> Guard().shorten(lengths, weights, 1.0, share=0.5)
         array([0.5, 2.5, 2.5, 1. ])
         """
         sizes = np.abs(weights)
         whole, most = abs(float(weights.sum())), float(sizes.sum())  # signed ones sum to one, too
         whole = most if whole < 0.1 * most else whole  # a change of weights sums to nothing
-        most = self.share(n, len(lengths)) * usual * whole
+        honest = max(0.0, 1 - share * (self.dishonest or 1))  # the others may be the longest
+        common = min(max(usual, find_usual(lengths, sizes, honest / 2)), 2 * usual)
+        most = share * common * whole
         room = np.divide(most, sizes, out=np.full(len(sizes), np.inf), where=sizes > 0)
         counted = lengths if self.cap == 1 else np.minimum(lengths, room)
         return np.where(lengths > self.updates * usual, np.minimum(counted, usual), counted)
@@ -133,13 +136,17 @@ def round_losses(losses: Losses, step: float) -> Losses:
     return losses if step == 0 else np.rint(losses / step) * step
 
 
-def find_usual(lengths: Losses) -> float:
-    """Return the length that half of some vectors do not exceed, one of them.
+def find_usual(lengths: Losses, weights: Weights | None = None, part: float = 0.5) -> float:
+    """Return the length that half of some vectors, or a part of their weight, do not exceed.
 
-    >>> float(find_usual(np.array([1.0, 2.0, 3.0, 1e9])))
-    2.0
+    >>> lengths = np.array([1.0, 2.0, 3.0, 1e9])
+    >>> find_usual(lengths), find_usual(lengths, np.array([0.1, 0.3, 0.4, 0.2]))
+    (2.0, 3.0)
     """
-    return float(np.quantile(lengths, 0.5, method="lower"))
+    weights = np.ones(len(lengths)) if weights is None or not weights.any() else weights
+    order = np.argsort(lengths, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(lengths[order[np.searchsorted(below, part * below[-1] * (1 - 1e-9))]])
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ class Watch:
         self.bounds_sums = guard.bounds and not has_objective  # no objective bounds the weights
         self.claims, self.first_claim = state.claims, state.first_claim
         self.lengths = list(state.lengths)
+        self.heard: set[int] = set()  # who made a claim in this round
         self.shortened: dict[int, None] = {}  # whose vectors counted as shorter in a sum
         self.touches: dict[tuple[int, str], str] = {}
         self.opposed: dict[int, float] = {}  # cosines of vectors at the cap with the others

@@ -24,7 +24,8 @@ _MOST = 10_000
 class IntegratedSet(SymmetricSet):
     """The set {(a - phi b) / (1 - phi) : a in upper, b in lower}, without a penalty.
 
-    With a cap it is cut where a weight is larger, in size; both sides must treat all clients alike.
+    With a cap it is cut where a weight is larger, in size, than the cap divided by the sum of the
+    positive ones, or one and a half equal shares; both sides must treat all clients alike.
 
     >>> from equifed.objectives import CVaR, WorstCase
     >>> losses = np.array([1.0, 2.0, 4.0])
@@ -46,8 +47,9 @@ class IntegratedSet(SymmetricSet):
         offset = scale * (a.offset - self.phi * b.offset)
         if self.cap is None:
             return Permutahedron(corner, offset)
-        most = bound_share(self.cap, n)
-        down = -cut_corner(-cut_corner(corner + offset, most)[::-1], most)[::-1]  # equal offsets
+        whole = corner + offset  # equal offsets
+        most = cap_signed(self.cap, n, whole)
+        down = -cut_corner(-cut_corner(whole, most)[::-1], most)[::-1]
         return Permutahedron(down, np.zeros(n))
 
     @override
@@ -57,6 +59,18 @@ class IntegratedSet(SymmetricSet):
     @override
     def l1_norm(self, n: int) -> float:
         return self.permutahedron(n).l1_norm()
+
+
+def cap_signed(cap: float, n: int, corner: Weights) -> float:
+    """Return the largest size of a weight: a cap divided by the sum of the positive ones.
+
+    Negative weights stretch what clients differ in, so less moves the model as far. Nobody is
+    denied one and a half equal shares.
+
+    >>> cap_signed(0.2, 20, np.array([2.0] + 18 * [0.0] + [-1.0]))
+    0.1
+    """
+    return max(bound_share(cap, n) / float(corner.clip(min=0).sum()), min(1.0, 1.5 / n))
 
 
 @dataclass(frozen=True)
@@ -148,7 +162,8 @@ class RelativeFairness(Relative, Adapted):
     rho
         Strength of an additional chi-square penalty to the uniform weights; 0 in the paper.
     cap
-        Largest size of one weight, or two equal shares if these are more; None is the paper's set.
+        Largest size of one weight where none is negative, or two equal shares if these are more; it
+        is divided by the sum of the positive ones. None is the paper's set.
     scale
         The loss that counts as one; see :class:`equifed.objectives.Relative`.
 
@@ -208,6 +223,15 @@ class RelativeFairness(Relative, Adapted):
         if isinstance(upper, SymmetricSet) and isinstance(lower, SymmetricSet):
             return upper, lower
         return None
+
+    def largest(self, n: int) -> float:
+        """Return the largest size of a weight of n clients, where all are treated alike.
+
+        >>> RelativeFairness(0.5).largest(8), RelativeFairness(0.5, cap=0.4).largest(8)
+        (2.0, 0.2)
+        """
+        whole = self.inner.base.permutahedron(n)  # type: ignore[attr-defined]
+        return float(np.abs(whole.corner + whole.offset).max())
 
     def extremes(self, losses: Losses, within: float = 0.0) -> tuple[Weights, Weights]:
         """Return the a in A of the largest and the b in B of the smallest weighted loss.

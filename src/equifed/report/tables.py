@@ -217,7 +217,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return CSV whose text no spreadsheet takes for a formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([_cell(name) for name in columns])
     writer.writerows([[_cell(cell) for cell in row] for row in rows])
     return out.getvalue()
 

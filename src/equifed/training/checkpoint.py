@@ -97,7 +97,7 @@ def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[s
 
 
 def _rounds(folder: Path) -> list[int]:
-    return sorted(int(p.stem) for p in folder.glob("*.json") if p.stem.isdigit())
+    return sorted(int(p.stem) for p in folder.glob("*.json") if p.stem.isdecimal())
 
 
 def collect(value: Any) -> Any:

@@ -31,6 +31,10 @@ LARGEST = {".toml": 2**24, ".json": 2**28, ".npz": 2**32, ".csv": 2**34, ".jsonl
 MOST = 2**37
 
 
+DEEPEST = 50
+"""How many folders may lie in one another in a folder that is read."""
+
+
 class RunFolderError(RuntimeError):
     """The folder cannot be used, and what to do."""
 
@@ -180,9 +184,18 @@ def _descend(folder: Path, parts: tuple[str, ...], flags: int) -> int:
 
 def refuse_links(folder: Path) -> None:
     """Refuse a folder with a link, a pipe or a device at any depth: no run wrote it."""
-    for place, folders, files in os.walk(folder):
-        for name in sorted((*folders, *files)):
-            refuse_link(Path(place) / name)
+    folders, deepest = [folder], len(folder.parts) + DEEPEST
+    for place in folders:  # grows
+        if len(place.parts) > deepest:
+            raise RunFolderError(
+                f"{str(place)[:200]} is more than {DEEPEST} folders deep; no run wrote it. "
+                "Delete it."
+            )
+        with suppress(FileNotFoundError):  # a run at work deletes old checkpoints
+            for path in sorted(place.iterdir()):
+                refuse_link(path)
+                if path.is_dir():
+                    folders.append(path)
 
 
 def refuse_link(path: Path) -> None:

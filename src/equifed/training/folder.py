@@ -175,8 +175,8 @@ class RunFolder:
         if found != self.names:
             raise RunFolderError(
                 f"{self.path / tables.CLIENTS} is damaged or of another run: it names "
-                f"{len(found)} clients, {', '.join(found[:3])}, ...; the data have "
-                f"{len(self.names)}, {', '.join(self.names[:3])}, ..."
+                f"{len(found)} clients, {', '.join(found[:3])[:200]}, ...; the data have "
+                f"{len(self.names)}, {', '.join(self.names[:3])[:200]}, ..."
             )
         check = partial(_check_tables, run) if self.writes else None
         round, state, extra = checkpoint.load(self.checkpoints, template, check)

@@ -220,6 +220,10 @@ def read_events(run: StoredRun) -> list[dict[str, Any]]:
     """Return the events of ``events.jsonl``."""
     with reading(run / EVENTS):
         events = [json.loads(line) for line in _whole_lines(run, EVENTS).split("\n") if line]
+        for event in events:
+            if not (isinstance(event.get("client", ""), str | None)
+                    and isinstance(event.get("round", 0), int | None)):  # fmt: skip
+                raise ValueError("an event's client is not a text, or its round not a whole number")
         return [{**event, "event": str(event["event"])} for event in events]
 
 
