@@ -75,7 +75,7 @@ def test_the_sensitivity_is_reached():
 
 
 def test_without_clipping_and_noise_it_is_fedavg(monkeypatch):
-    monkeypatch.setattr("equifed.privacy.fedavg.noise_multiplier", lambda *_: 1e-15)
+    monkeypatch.setattr("equifed.privacy.fedavg.find_factor", lambda *_: 1e-15)
     clients = clients_of(regression(seed=1))
     for weighting in ("uniform", "size"):
         private = PrivateFedAvg(2.0, 5, 1e6, WORK, weighting, server_lr=0.7)
@@ -131,7 +131,7 @@ def test_sampling_needs_less_noise_and_never_more():
 
 
 def test_missing_clients_leave_their_weight_empty(monkeypatch):
-    monkeypatch.setattr("equifed.privacy.fedavg.noise_multiplier", lambda *_: 1e-15)
+    monkeypatch.setattr("equifed.privacy.fedavg.find_factor", lambda *_: 1e-15)
     clients = clients_of(regression(sizes=(4,) * 5))
     private = PrivateFedAvg(2.0, 5, 1e-3, WORK)
     for here in ([0, 1, 2, 3, 4], [2], [1, 3]):
@@ -164,7 +164,7 @@ def test_an_audit_finds_the_missing_noise(monkeypatch):
         return bound_epsilon(coins, state.x.numpy(), 1e-6)
 
     assert audit() <= 3.0
-    monkeypatch.setattr("equifed.privacy.fedavg.noise_multiplier", lambda *_: 1e-15)
+    monkeypatch.setattr("equifed.privacy.fedavg.find_factor", lambda *_: 1e-15)
     assert audit() > 3.0
 
 

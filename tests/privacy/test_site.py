@@ -15,9 +15,9 @@ from equifed.models.flat import FlatModel
 from equifed.models.losses import binary_logistic, cross_entropy, squared
 from equifed.models.own_part import OwnPart
 from equifed.privacy.budget import Planned
+from equifed.privacy.clients import Privacy
 from equifed.privacy.ledger import Ledger, OverBudget, compose, delta_of
 from equifed.privacy.noise import GRID, SecretNoise, StreamNoise, discrete_gaussian
-from equifed.privacy.settings import Privacy
 from equifed.privacy.site import PrivateSite, Unanswered, flatten_symmetric, unflatten_symmetric
 
 M, D = 6, 3
@@ -219,8 +219,8 @@ def test_an_own_bias_is_kept_for_rows_minus_their_told_mean(name):
     site._sigmas["moments"] = 1e-3  # little is taken for noise
     x = torch.as_tensor(generator.standard_normal(model.size + model.own_size)).requires_grad_()
     weight, kept = x[: model.size].reshape(outputs, D), x[model.size :]
-    bias = kept - weight @ site._centre()
-    assert float(site._centre().norm()) > 0.01
+    bias = kept - weight @ site.centre()
+    assert float(site.centre().norm()) > 0.01
     assert torch.allclose(site.uncentre(x.detach())[model.size :], bias.detach())
     value = model.sample_losses(torch.cat([x[: model.size], bias]), *rows).mean()
     value = value + 0.05 * weight.square().sum() + 0.15 * bias.square().sum()

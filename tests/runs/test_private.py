@@ -45,8 +45,14 @@ def test_a_configuration_says_what_is_private_and_reads_back():
         ({"privacy": BUDGET | {"rounds": 3}}, "privacy.rounds"),
         ({"evaluate": {"splits": ["train"]}}, "evaluate.splits"),
         ({"engine": {"name": "stacked"}}, "adds no noise"),
-        ({"model": {"name": "logistic", "own": "bias"}}, "Own parts"),
-        ({"algorithm": {"name": "afl", "local": {"lr": 0.1, "steps": 2}}}, "AFL asks"),
+        (
+            {"model": {"name": "logistic", "own": "bias", "own_steps": "alternating"}},
+            "own_steps='alternating'",
+        ),
+        (
+            {"algorithm": {"name": "afl", "local": {"lr": 0.1, "steps": 2}}},
+            "AFL has no private version",
+        ),
         ({"algorithm": {"name": "fedavg", "local": {"steps": 2}}}, "algorithm.lr"),
     ],
 )
@@ -64,20 +70,36 @@ def test_the_folder_has_no_checksum_of_rows_with_which_to_test_guesses(tmp_path)
 
 
 @pytest.mark.long
-def test_a_resumed_run_has_the_noise_and_the_price_of_an_uninterrupted_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("own", [False, True])
+def test_a_resumed_run_has_the_noise_and_the_price_of_an_uninterrupted_one(
+    own, tmp_path, monkeypatch
+):
+    newton = {"name": "fair-newton", "objective": "average"}
+    model = {"name": "logistic", "l2": 1e-2, "own": "bias"}
+    changes = {"model": model, "algorithm": newton} if own else {}
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
     seen = []
     monkeypatch.setattr(
         runs, "build_run", lambda config: seen.append(build_run(config)) or seen[-1]
     )
-    runs.run(RunConfig.from_dict(table()), tmp_path / "whole")
+    runs.run(RunConfig.from_dict(table(**changes)), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        runs.run(RunConfig.from_dict(table()), tmp_path / "broken", callbacks=[Dies(2)])
+        broken = RunConfig.from_dict(table(**changes))
+        runs.run(broken, tmp_path / "broken", callbacks=[Dies(2)])
     runs.resume(tmp_path / "broken")
     for name in SAME:
         whole, broken = ((tmp_path / f / name).read_bytes() for f in ("whole", "broken"))
         assert whole == broken, name
     first, _, last = (run.clients.ledgers for run in seen)
     for ledger, other in zip(first, last, strict=True):
-        assert ledger.entries == other.entries
+        assert set(ledger.entries) == set(other.entries)
         assert ledger.spent == pytest.approx(2.0, rel=1e-9)
+
+
+def test_a_run_with_secret_noise_is_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+    config = RunConfig.from_dict(table(privacy=BUDGET | {"secret": True}))
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(config, tmp_path / "broken", callbacks=[Dies(2)])
+    with pytest.raises(ValueError, match="Secret noise"):
+        runs.resume(tmp_path / "broken")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal  # noqa: F401 - of inherited settings
 
 import numpy as np
 import torch
@@ -28,9 +29,9 @@ from equifed.models.curvature import check_sum_weights, find_places
 from equifed.models.flat import FlatModel
 from equifed.models.losses import SampleLoss
 from equifed.privacy.budget import Bounds, Planned
-from equifed.privacy.ledger import Ledger
-from equifed.privacy.noise import Noise, StreamNoise
-from equifed.privacy.questions import count_questions
+from equifed.privacy.ledger import Ledger, Unit  # noqa: F401
+from equifed.privacy.noise import Noise
+from equifed.privacy.plan import count_questions
 from equifed.privacy.site import BEND, PrivateSite, Unanswered, linear_loss
 
 FLOOR = 4.0
@@ -55,6 +56,8 @@ class PrivateClients(LoopClients):
                 "rows, outside the budget. If these are public, set Privacy(preparation='public'), "
                 "or equifed fit --public-preparation."
             )
+        if given.get("own_steps") == "alternating":
+            raise Unanswered("own_steps='alternating' steps twice, one time unpaid; use 'joint'.")
         if data.layout is not None:
             raise Unanswered(
                 "Privacy clips the length of a sample, so samples must be single arrays."
@@ -82,6 +85,11 @@ class PrivateClients(LoopClients):
                 f"rounds={rounds}, but the privacy budget is split over {privacy.rounds}: say "
                 f"Privacy(rounds={rounds})."
             )
+        if done and privacy.secret:
+            raise Unanswered(
+                f"Secret noise of the first {done} rounds cannot be drawn again, so what they told "
+                "would be told twice; start the run anew."
+            )
         plan = count_questions(algorithm, privacy.rounds, self._sizes)
         if linear_loss(self.model) == "squared":  # all follows from moments
             plan = [Planned(moments=1)] * len(plan)
@@ -89,7 +97,7 @@ class PrivateClients(LoopClients):
             self._refuse_measuring(algorithm)
         self._sites.clear()
         for i, planned in enumerate(plan):
-            noise = StreamNoise(stream.at("privacy", i))
+            noise = privacy.make_noise(stream.at("privacy", i))
             self._sites.append(self._make_site(i, self.ledgers[i], noise, planned))
         self._repeat(plan, done)
         return self.describe_privacy()
@@ -331,3 +339,60 @@ def _show(matrix: Tensor, form: Form, thin: Tensor | None) -> Tensor:
         return matrix
     product = matrix @ thin.to(matrix)
     return thin.to(matrix).T @ product if form == "projected" else product
+
+
+@dataclass(frozen=True)
+class Privacy(Bounds):
+    r"""Differential privacy of every row of a client: bounds that are declared, and a budget.
+
+    Whatever a client says of its rows is clipped row by row and gets Gaussian noise before it
+    leaves, so neither the server nor another client is trusted. A ledger
+    (``equifed.privacy.ledger.Ledger``) counts the answers; one that would exceed the budget is
+    refused.
+
+    An answer with sensitivity D and noise of deviation sigma costs :math:`(D/\sigma)^2` of
+    :math:`\mu^2`, which follows from epsilon and delta. A kind of answer with the share s of it,
+    asked n times, has :math:`\sigma = D \sqrt{n/s} / \mu`. By default the moments' and the losses'
+    shares are a third of those of gradients and of local steps, and a tenth of the losses' where
+    losses decide nothing; kinds that are not asked have none.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The budget: what may be published. Delta should be far below one over the rows of a client.
+    rows : float
+        Longer rows of inputs are scaled down to this length. Where one linear layer is trained,
+        rows are what it is applied to.
+    loss : float
+        Losses of single rows are clipped to [0, loss]. The targets of a squared loss are clipped
+        to a length of at most its root.
+    rounds : int
+        Rounds over which the budget is split; runs may have fewer.
+    unit : {"record", "person"}
+        Whose rows are protected: one row, or up to ``most_rows`` of one person.
+    gradient : float, optional
+        Longer gradients of single rows are scaled down to this length. Linear models with
+        cross-entropy, logistic or squared losses need none; others do.
+    most_rows : int
+        Rows that one person has at most; ``keep_together`` tells persons.
+    preparation : {"refused", "public"}
+        Scales, fill-ins and categories of a table are read off its rows, which nobody pays for:
+        such data are refused unless you declare what they were prepared with to be public.
+    secret : bool
+        Whether noise comes from the operating system, for models that are published. Else it is
+        that of the run's seed, so that runs can be repeated; whoever knows the seed can take it
+        away.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> privacy = ef.Privacy(epsilon=3.0, rows=8.0, loss=3.0, rounds=10)
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", privacy=privacy)
+    >>> history = ef.train(ef.Scaffold(), clients, rounds=10)
+    >>> [event["reason"] for event in history.events if event["event"] == "privacy"]
+    ['publish epsilon 3 at delta 1e-05 for every record; ... lists what was spent']
+    """
+
+    def make_clients(self, data: Federation, *given: Any, **named: Any) -> PrivateClients:
+        """Return simulated clients that answer under these bounds."""
+        return PrivateClients(data, *given, privacy=self, **named)

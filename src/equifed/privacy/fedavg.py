@@ -14,7 +14,7 @@ from equifed.algorithms.guard import GuardedClients
 from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, Vector, Weights
 from equifed.contract.absence import scatter
 from equifed.contract.local import DEFAULT_WORK
-from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, noise_multiplier
+from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, find_factor
 from equifed.privacy.noise import SecretNoise, StreamNoise
 from equifed.privacy.site import ROUNDING
 
@@ -110,9 +110,12 @@ class PrivateFedAvg(Federated):
         0.001
         """
         q = math.ceil(self.participation * len(weights)) / len(weights)
-        rates = {1.0, q}  # what an accountant says of samples is a bound: all may be less
-        found = [(noise_multiplier(self.epsilon, self.delta, self.rounds, r), r) for r in rates]
-        (multiplier, rate), slack = min(found), SecretNoise.slack if self.secret else 1.0
+        found, slack = [], SecretNoise.slack if self.secret else 1.0
+        for r in {1.0, q}:  # what an accountant says of samples is a bound: all may be less
+            raw = r * math.sqrt(self.rounds)
+            factor = find_factor(self.epsilon, self.delta, ((raw, r, self.rounds),))
+            found.append((factor * raw, r))
+        multiplier, rate = min(found)
         sensitivity = 2 * self.clip * float(weights.max()) / q * slack
         return Entry("updates", sensitivity, multiplier * sensitivity, rate, steps)
 

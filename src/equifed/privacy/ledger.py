@@ -30,6 +30,9 @@ FORMAT = 1
 ROUNDING = 1e-9
 """Share of the budget by which sums of squares may be off."""
 
+ACCURACY = 1.01
+"""Factor by which noise of sampled steps may be more than is needed."""
+
 ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)
 """Of Renyi divergences; whole ones are quick to compute."""
 
@@ -154,26 +157,29 @@ def _account(entries: Iterable[Entry], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-@functools.cache
-def noise_multiplier(epsilon: float, delta: float, steps: int, q: float = 1.0) -> float:
-    """Return the least sigma / D with which so many equal answers cost at most epsilon.
+@functools.lru_cache(maxsize=1024)
+def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, int], ...]) -> float:
+    """Return what to multiply sigma / D with: triples have it with the share of rows, and counts.
 
-    >>> round(noise_multiplier(1.0, 1e-5, 4), 3) == round(2 / mu_of(1.0, 1e-5), 3)
-    True
+    >>> find_factor(4.377178, 1e-5, ((1.0, 1.0, 4),))
+    2.0000...
     """
-    whole = math.sqrt(steps) / mu_of(epsilon, delta)
-    if q == 1:
-        return whole
+    if all(q == 1 for _, q, _ in each):
+        return math.sqrt(sum(n / raw**2 for raw, _, n in each)) / mu_of(epsilon, delta)
 
-    def costs(multiplier: float) -> float:
-        return compose([Entry("answers", 1.0, multiplier, q, steps)], delta)
+    def fits(factor: float) -> bool:
+        entries = (Entry("", 1.0, factor * raw, q, n) for raw, q, n in each)
+        return compose(entries, delta) <= epsilon
 
-    low, high = 0.1, 2 * whole
-    while costs(high) > epsilon:
-        low, high = high, 2 * high
-    while high > 1.001 * low:
+    high = 1 / mu_of(epsilon, delta)
+    while not fits(high):
+        high *= 2
+    low = high / 2
+    while fits(low):
+        low, high = low / 2, low
+    while high > ACCURACY * low:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if costs(middle) <= epsilon else (middle, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high
 
 

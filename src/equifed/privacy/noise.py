@@ -6,7 +6,7 @@ import math
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,23 +17,6 @@ from equifed.contract.streams import Stream
 
 GRID = 2.0**-10
 """By how much of the sensitivity rounding to the grid moves two answers apart, at most."""
-
-
-class Noise(Protocol):
-    """Adds noise to an answer, and draws the rows of a step."""
-
-    @property
-    def slack(self) -> float:
-        """By what sensitivities grow."""
-        ...
-
-    def add(self, value: Tensor, sensitivity: float, sigma: float, *where: str | int) -> Tensor:
-        """Return the value with noise of deviation ``sigma``."""
-        ...
-
-    def draw(self, count: int, size: int, *where: str | int) -> NDArray[np.int64]:
-        """Return ``count`` of ``size`` rows, drawn without replacement."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -84,6 +67,9 @@ class SecretNoise:
         """Return rows drawn secretly."""
         drawn = secrets.SystemRandom().sample(range(size), count)
         return np.array(drawn, dtype=np.int64)
+
+
+Noise: TypeAlias = StreamNoise | SecretNoise
 
 
 def discrete_gaussian(sigma: float, count: int) -> NDArray[np.float64]:

@@ -37,8 +37,8 @@ LARGEST_SLOPE = {"cross_entropy": math.sqrt(2.0), "binary_logistic": 1.0}
 """Length of a loss's derivative in the outputs, at most."""
 
 OWN_FLOOR = 8.0
-"""The curvature of an own bias is taken for at least so many times its gradient's noise: noise alone
-moves it by an eighth of a logit in each step."""
+"""The curvature of an own bias is taken for at least so many times its gradient's noise, so that
+noise moves it by an eighth of a logit in each step."""
 
 BEND = {"cross_entropy": 0.5, "binary_logistic": 0.25, "squared": 2.0}
 """Second derivative in the outputs, at most; Boehning's bound for softmax."""
@@ -261,7 +261,7 @@ class PrivateSite:
         if not self.settles:
             q = self._places.shape[1]
             return BEND[self.linear] * moments[:q, :q]
-        q, centre = self._places.shape[1] - 1, self._centre()
+        q, centre = self._places.shape[1] - 1, self.centre()
         return BEND[self.linear] * (moments[:q, :q] - centre[:, None] * centre)
 
     def hessian_noise(self) -> float:
@@ -277,7 +277,7 @@ class PrivateSite:
 
     # -- an own bias: kept as that of rows minus their noised mean, by which it moves alone --------
 
-    def _centre(self) -> Tensor:
+    def centre(self) -> Tensor:
         """Return the noised mean row, drawn to zero by what is noise (James and Stein 1961)."""
         q = self._places.shape[1] - 1
         mean = self.moments()[q, :q]
@@ -289,14 +289,14 @@ class PrivateSite:
         """Return the same model with the bias of rows as they are."""
         if self.linear and self.settles:
             x, places = x.clone(), self._places
-            x[places[:, -1]] -= (x[places[:, :-1]].double() @ self._centre()).to(x)
+            x[places[:, -1]] -= (x[places[:, :-1]].double() @ self.centre()).to(x)
         return x
 
     def _centre_gradient(self, gradient: Tensor) -> Tensor:
         """Return what a gradient by weight and bias is by weight and the bias that is kept."""
         if self.linear and self.settles:
             gradient, places = gradient.clone(), self._places
-            moved = gradient[places[:, -1:]].double() * self._centre()
+            moved = gradient[places[:, -1:]].double() * self.centre()
             gradient[places[:, :-1]] -= moved.to(gradient)
         return gradient
 
@@ -359,7 +359,7 @@ class PrivateSite:
             slopes = DERIVATIVES[self.linear].first(outputs, targets)
             slopes = torch.nan_to_num(slopes, nan=0.0, posinf=0.0, neginf=0.0)
             if self.settles:
-                inputs = torch.cat([inputs[:, :-1] - self._centre(), inputs[:, -1:]], dim=1)
+                inputs = torch.cat([inputs[:, :-1] - self.centre(), inputs[:, -1:]], dim=1)
             lengths = slopes.norm(dim=1) * inputs.norm(dim=1)
             shrink = (self.longest / lengths).clamp(max=1.0)
             found = torch.zeros_like(x)
@@ -388,7 +388,8 @@ class PrivateSite:
     def _positive(self) -> Tensor:
         """Return the noised moments, made positive."""
         values, axes = torch.linalg.eigh(self.moments())
-        return (axes * values.clamp(min=0.0)) @ axes.T
+        whole: Tensor = (axes * values.clamp(min=0.0)) @ axes.T
+        return whole
 
     def _quadratic(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return a squared loss and its gradient from the noised moments."""

@@ -245,7 +245,8 @@ def _solves(engine: Simulated, objective: object) -> bool:
     model, n = engine.model, len(engine.names)
     linear = linear_layer(model.module, model.input_dimensions) is not None
     positive = isinstance(objective, SaddleObjective) and objective.l1_norm(n) <= 1 + 1e-9
-    small = model.size <= MOST_PARAMETERS and not engine.remembers_own()
+    known = not (engine.remembers_own() or engine.adds_noise())
+    small = model.size <= MOST_PARAMETERS and known
     return linear and positive and small
 
 
