@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.problems import classification
 from tests.runs.test_resume import SAME, Dies
 
+import equifed as ef
 from equifed.runs import run as runs
+from equifed.runs.alone import is_small_and_convex
 from equifed.runs.build import build_run
 from equifed.runs.config import RunConfig
 from equifed.runs.schema import ConfigError
@@ -45,6 +48,7 @@ def test_a_configuration_says_what_is_private_and_reads_back():
         ({"privacy": BUDGET | {"rounds": 3}}, "privacy.rounds"),
         ({"evaluate": {"splits": ["train"]}}, "evaluate.splits"),
         ({"engine": {"name": "stacked"}}, "adds no noise"),
+        ({"with_alone": True}, "without noise, which no privacy budget covers"),
         (
             {"model": {"name": "logistic", "own": "bias", "own_steps": "alternating"}},
             "own_steps='alternating'",
@@ -94,6 +98,12 @@ def test_a_resumed_run_has_the_noise_and_the_price_of_an_uninterrupted_one(
     for ledger, other in zip(first, last, strict=True):
         assert set(ledger.entries) == set(other.entries)
         assert ledger.spent == pytest.approx(2.0, rel=1e-9)
+
+
+def test_no_own_models_are_fitted_beside_a_private_run():
+    data, privacy = classification(), ef.Privacy(**BUDGET, rounds=2)
+    plain, private = (ef.simulate(data, "logistic", privacy=p) for p in (None, privacy))
+    assert is_small_and_convex(plain, data) and not is_small_and_convex(private, data)
 
 
 def test_a_run_with_secret_noise_is_not_resumed(tmp_path, monkeypatch):
