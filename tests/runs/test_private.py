@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.problems import classification
 from tests.runs.test_resume import SAME, Dies
 
 import equifed as ef
+from equifed.privacy.site import PrivateSite
 from equifed.runs import run as runs
 from equifed.runs.alone import is_small_and_convex
 from equifed.runs.build import build_run
 from equifed.runs.config import RunConfig
 from equifed.runs.schema import ConfigError
 from equifed.training import loop as training
+
+DATES = re.compile(rb"20[0-9-]{8}[T ][0-9:+-]+( UTC)?")
 
 BUDGET = {"epsilon": 2.0, "rows": 2.0, "loss": 3.0}
 
@@ -113,3 +119,24 @@ def test_a_run_with_secret_noise_is_not_resumed(tmp_path, monkeypatch):
         runs.run(config, tmp_path / "broken", callbacks=[Dies(2)])
     with pytest.raises(ValueError, match="Secret noise"):
         runs.resume(tmp_path / "broken")
+
+
+@pytest.mark.parametrize("own", [None, "bias"])
+def test_a_folder_tells_of_rows_by_noised_answers_alone(own, tmp_path, monkeypatch):
+    """With these answers made constant, all other rows leave the same files."""
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    monkeypatch.setattr(PrivateSite, "mean_loss", lambda *_: torch.tensor(0.5).double())
+    monkeypatch.setattr(PrivateSite, "mean_gradient", lambda _, x, rows=None: 0 * x)
+    monkeypatch.setattr(PrivateSite, "mean_moments", lambda _: torch.eye(4).double())
+    privacy, found = ef.Privacy(**BUDGET, rounds=2), []
+    for seed in (1, 2):
+        data = replace(classification(seed=seed), test=classification(seed=3).train)
+        clients = ef.simulate(data, "logistic", privacy=privacy, own=own)
+        fair = ef.FairNewton(ef.objectives.ChiSquare(0.3, scale=1.0))
+        history = ef.train(fair, clients, rounds=2, evaluate=["test"], progress=False)
+        history.save(tmp_path / str(seed))
+        ef.write_report(history, tmp_path / str(seed) / "report.html", per_client=True)
+        files = sorted(p for p in (tmp_path / str(seed)).rglob("*") if p.is_file())
+        found.append({p.name: DATES.sub(b"", p.read_bytes()) for p in files})
+        del found[-1]["checksums.json"]  # of the dates, too
+    assert found[0] == found[1] and len(found[0]) > 5
