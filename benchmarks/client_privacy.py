@@ -43,15 +43,17 @@ def main() -> None:
     given = parser.parse_args()
     rows = given.rows * given.clients
     data = ef.load("fashion-mnist", partition=ef.data.Iid(given.clients), samples=rows)
-    plan = {"local": WORK, "weighting": "uniform", "server_lr": given.server_lr}
+    plan = {"local": WORK, "server_lr": given.server_lr}
     print("| epsilon | test accuracy, % | noise in a step / clip | seconds |\n|---|---:|---:|---:|")
     for epsilon in (math.inf, 1e4, 8.0, 3.0, 1.0):
         started, ratio = time.perf_counter(), 0.0
         clients = ef.simulate(data, small_cnn(), engine="stacked", init="fresh")
-        algorithm: AnyAlgorithm = ef.FedAvg(**plan)
+        algorithm: AnyAlgorithm = ef.FedAvg(**plan, weighting="uniform")
         if math.isfinite(epsilon):
             algorithm = ef.PrivateFedAvg(epsilon, given.rounds, given.clip, **plan)
-            ratio = algorithm.entry(clients).sigma * math.sqrt(clients.model.size) / given.clip
+            ratio = (
+                algorithm.price(given.clients).sigma * math.sqrt(clients.model.size) / given.clip
+            )
         history = ef.train(
             algorithm, clients, rounds=given.rounds, seed=0, evaluate=["test"],
             every=given.rounds,

@@ -75,12 +75,7 @@ class Bounds:
         return SecretNoise() if self.secret else StreamNoise(stream)
 
     def split(self, planned: Planned) -> dict[str, float]:
-        """Return the share of mu^2 of every kind that is asked.
-
-        >>> some = Bounds(epsilon=1.0, rows=1.0, loss=1.0, rounds=10)
-        >>> some.split(Planned(moments=1, losses=10, gradients=10))
-        {'moments': 0.2, 'losses': 0.2, 'gradients': 0.6}
-        """
+        """Return the share of mu^2 of every kind that is asked."""
         parts = {kind: PARTS[kind] for kind in planned.counts()}
         if planned.idle and "losses" in parts:
             parts["losses"] *= IDLE

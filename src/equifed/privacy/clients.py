@@ -117,7 +117,9 @@ class PrivateClients(LoopClients):
             for kind, count in planned.counts().items():
                 told = 0 if kind == "moments" else count * done // self.privacy.rounds
                 if told:
-                    site.enter(kind, *site.price(kind), told)
+                    site.enter(
+                        kind, told, round(planned.q * site.size) if kind == "steps" else None
+                    )
 
     def answer_as(self, ledger: Ledger, noise: Noise, planned: Planned) -> None:
         """Let the only client answer at a real site: with its own ledger, noise and plan."""

@@ -73,11 +73,7 @@ Noise: TypeAlias = StreamNoise | SecretNoise
 
 
 def discrete_gaussian(sigma: float, count: int) -> NDArray[np.float64]:
-    r"""Return whole numbers k with probability proportional to :math:`e^{-k^2 / (2 \sigma^2)}`.
-
-    >>> bool((discrete_gaussian(3.0, 5) % 1 == 0).all())
-    True
-    """
+    r"""Return whole numbers k with probability proportional to :math:`e^{-k^2 / (2 \sigma^2)}`."""
     scale, found = math.floor(sigma) + 1, np.empty(0)
     while len(found) < count:
         some = 2 * (count - len(found)) + 16

@@ -45,15 +45,7 @@ ASKED: dict[str, Callable[[Any], dict[str, int]]] = {
 
 
 def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
-    """Return what every client with so many rows is asked, or refuse the algorithm.
-
-    >>> import numpy as np
-    >>> from equifed.algorithms.fedavg import FedAvg
-    >>> from equifed.contract import LocalSGD
-    >>> fedavg = FedAvg(LocalSGD(lr=0.1, steps=5))
-    >>> count_questions(fedavg, 10, np.array([40]))
-    [Planned(moments=0, losses=0, gradients=0, steps=50, q=1.0, idle=True)]
-    """
+    """Return what every client with so many rows is asked, or refuse the algorithm."""
     *around, core = layers(algorithm)
     name = type(core).__name__
     known = type(core).__module__.startswith("equifed.")
@@ -90,11 +82,6 @@ def plan_answers(
 
     For linear models with a bias and the logistic loss; other losses have gradients as long as
     ``bounds.gradient`` says. Without ``fair`` weights do not follow losses.
-
-    >>> bounds = Bounds(epsilon=3.0, rows=8.0, loss=3.0, rounds=12)
-    >>> (answers,) = plan_answers(bounds, "fair-newton", [300])
-    >>> [entry.kind for entry in answers], round(compose(answers, bounds.delta), 6)
-    (['moments', 'losses', 'gradients'], 3.0)
     """
     local = LocalSGD(lr=0.1, steps=steps, batch_size=batch_size)
     objective = ChiSquare(1.0) if fair else Average()

@@ -129,17 +129,16 @@ class PrivateSite:
 
     # -- mechanisms -------------------------------------------------------------------------------
 
-    def price(self, kind: str) -> tuple[float, float]:
-        """Return the sensitivity of one answer and the share of rows that it is about."""
+    def price(self, kind: str, count: int | None = None) -> float:
+        """Return the sensitivity of one answer, about all rows or about so many."""
         if kind == "losses":
-            return self.privacy.loss / self.size, 1.0
+            return self.privacy.loss / self.size
         if kind == "moments":
-            return math.sqrt(2.0) * self._square / self.size, 1.0
-        q = self.planned.q if kind == "steps" else 1.0
-        return 2 * self.longest / round(q * self.size), q
+            return math.sqrt(2.0) * self._square / self.size
+        return 2 * self.longest / (count or self.size)
 
     def enter(
-        self, kind: str, sensitivity: float, q: float, steps: int = 1
+        self, kind: str, steps: int = 1, count: int | None = None
     ) -> Callable[[Tensor], Tensor]:
         """Enter answers in the ledger, or refuse them, and return what adds their noise.
 
@@ -152,8 +151,9 @@ class PrivateSite:
                 f"share of the budget for {planned}. Use an algorithm that does not ask for them."
             )
         first = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
-        moved = sensitivity * self.privacy.most_rows
+        moved = self.price(kind, count) * self.privacy.most_rows
         sigma = self._sigmas[kind] = self._scales[kind] * moved * self.noise.slack
+        q = (count or self.size) / self.size
         self.ledger.spend(Entry(kind, moved * self.noise.slack, sigma, q, steps))
         turns = iter(range(first, first + steps))
         return lambda value: self.noise.add(value, moved, sigma, kind, next(turns))
@@ -165,23 +165,17 @@ class PrivateSite:
         if self.linear == "squared":
             value = self._quadratic(x)[0]
         else:
-            add_noise = self.enter("losses", *self.price("losses"))
+            add_noise = self.enter("losses")
             value = add_noise(self.mean_loss(x))
         return float(value + self.model.penalty(self.uncentre(x), self.own_l2))
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return the mean of the rows' gradients, clipped to C, with that of the penalty."""
-        if self.linear == "squared":
-            return self._with_pull(self._quadratic(x)[1], x)
-        add_noise = self.enter("gradients", *self.price("gradients"))
-        return self._with_pull(self.tidy(add_noise(self.mean_gradient(x))), x)
+        return self.step_gradients(1, None, "gradients")(x)
 
-    def _with_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Add the penalty's gradient."""
-        pull = self.model.add_pull(torch.zeros_like(x), self.uncentre(x), self.own_l2)
-        return gradient + self._centre_gradient(pull)
-
-    def step_gradients(self, steps: int, batch_size: int | None) -> Callable[[Tensor], Tensor]:
+    def step_gradients(
+        self, steps: int, batch_size: int | None, kind: str = "steps"
+    ) -> Callable[[Tensor], Tensor]:
         """Return a function that gives a noised gradient so many times.
 
         Every step draws its rows anew, without replacement; all steps are entered beforehand.
@@ -189,24 +183,26 @@ class PrivateSite:
         if self.linear == "squared":
             return lambda u: self._with_pull(self._quadratic(u)[1], u)
         count = min(batch_size or self.size, self.size)
-        q = count / self.size
-        if q < 1 and self.privacy.unit == "person":
+        if count < self.size and self.privacy.unit == "person":
             raise Unanswered(
                 f"batch_size={batch_size}: samples of rows are not samples of persons; take all "
                 "rows (batch_size=None) with unit='person'."
             )
-        before = sum(entry.steps for entry in self.ledger.entries if entry.kind == "steps")
-        add_noise = self.enter("steps", 2 * self.longest / count, q, steps)
-        turns = iter(range(before, before + steps))
+        turn = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
+        add_noise, turns = self.enter(kind, steps, count), iter(range(turn, turn + steps))
 
         def answer(u: Tensor) -> Tensor:
-            turn = next(turns)
-            rows = None
-            if q < 1:
+            turn, rows = next(turns), None
+            if count < self.size:
                 rows = torch.as_tensor(self.noise.draw(count, self.size, turn))
             return self._with_pull(self.tidy(add_noise(self.mean_gradient(u, rows))), u)
 
         return answer
+
+    def _with_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Add the penalty's gradient."""
+        pull = self.model.add_pull(torch.zeros_like(x), self.uncentre(x), self.own_l2)
+        return gradient + self._centre_gradient(pull)
 
     def moments(self) -> Tensor:
         r"""Return :math:`Z^\top Z / m` with symmetric noise; it is told once and then kept.
@@ -216,7 +212,7 @@ class PrivateSite:
         if self.linear is None:
             raise Unanswered("Second moments are of linear models; this one is not.")
         if not self._told:
-            add_noise = self.enter("moments", *self.price("moments"))
+            add_noise = self.enter("moments")
             whole = self.mean_moments()
             flat = add_noise(flatten_symmetric(whole))
             self._told.append(unflatten_symmetric(flat, len(whole)))
@@ -272,7 +268,7 @@ class PrivateSite:
 
     def loss_noise(self) -> float:
         """Return the deviation of the noise of one loss: no secret."""
-        moved = self.price("losses")[0] * self.privacy.most_rows
+        moved = self.price("losses") * self.privacy.most_rows
         return self._scales["losses"] * self.noise.slack * moved
 
     # -- an own bias: kept as that of rows minus their noised mean, by which it moves alone --------
