@@ -37,8 +37,10 @@ class PrivateFedAvg(Federated):
        \quad z \sim N(0, I)
 
     S is a uniform sample of m of the N clients. Replacing all rows of one client by as many others
-    moves the sum by at most :math:`D = 2 C / m`, and :math:`\sigma` is the least for which ``rounds`` answers, each about m of N clients, cost epsilon at delta. Unlike in FedAvg
-    a client that gives no answer leaves its weight empty, so that nobody else's grows.
+    moves the sum by at most :math:`D = 2 C / m`, and :math:`\sigma` is the least for which
+    ``rounds`` answers, each about m of N clients, cost epsilon at delta. Clients count alike, which
+    has the least noise. Unlike in FedAvg one that gives no answer leaves its weight empty, so that
+    nobody else's grows.
 
     All models are (epsilon, delta)-private together, and whatever is computed from them; numbers
     of samples are public. The run folder is not: it tells who took part and every client's

@@ -147,7 +147,7 @@ def _account(entries: Iterable[Entry], delta: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, int], ...]) -> float:
-    """Return what to multiply sigma / D with: triples have it with the share of rows, and counts."""
+    """Return what to multiply each sigma / D with; beside it are the share of rows and a count."""
     if all(q == 1 for _, q, _ in each):
         return math.sqrt(sum(n / raw**2 for raw, _, n in each)) / mu_of(epsilon, delta)
 
