@@ -247,6 +247,11 @@ class FlowerQuestions(Messenger):
             for name, value in zip(("loss", "gradient"), both, strict=True):
                 expect_number(f"error of the {name}", value, least=0.0)
 
+    def keeps_own(self) -> bool:
+        """Tell whether sites keep own parts from round to round; under a budget they all do."""
+        engine = self.members.engine
+        return engine.remembers_own() or (engine.own is not None and self.adds_noise())
+
     def round_of(self, x: Vector) -> int:
         """Return the round whose own parts belong to a model: the one it was first measured in."""
         digest = digest_tensor(x)
