@@ -7,9 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from equifed.contract.arrays import check_settings
-from equifed.contract.streams import Stream
 from equifed.privacy.ledger import Unit, check_delta, find_factor
-from equifed.privacy.noise import Noise, SecretNoise, StreamNoise
 
 KINDS = ("moments", "losses", "gradients", "steps")
 """What a site answers: second moments, mean losses, mean gradients, gradients of local steps."""
@@ -69,10 +67,6 @@ class Bounds:
             raise ValueError(
                 f"Privacy most_rows={self.most_rows} applies to persons; use unit='person'."
             )
-
-    def make_noise(self, stream: Stream) -> Noise:
-        """Return noise for these addresses, or such as nobody can draw again."""
-        return SecretNoise() if self.secret else StreamNoise(stream)
 
     def split(self, planned: Planned) -> dict[str, float]:
         """Return the share of mu^2 of every kind that is asked."""

@@ -30,7 +30,7 @@ from equifed.models.flat import FlatModel
 from equifed.models.losses import SampleLoss
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Ledger, Unit  # noqa: F401
-from equifed.privacy.noise import Noise
+from equifed.privacy.noise import Noise, make_noise
 from equifed.privacy.plan import count_questions
 from equifed.privacy.site import BEND, PrivateSite, Unanswered, linear_loss
 
@@ -97,7 +97,7 @@ class PrivateClients(LoopClients):
             self._refuse_measuring(algorithm)
         self._sites.clear()
         for i, planned in enumerate(plan):
-            noise = privacy.make_noise(stream.at("privacy", i))
+            noise = make_noise(stream.at("privacy", i), privacy.secret)
             self._sites.append(self._make_site(i, self.ledgers[i], noise, planned))
         self._repeat(plan, done)
         return self.describe_privacy()

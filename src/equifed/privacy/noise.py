@@ -72,6 +72,11 @@ class SecretNoise:
 Noise: TypeAlias = StreamNoise | SecretNoise
 
 
+def make_noise(stream: Stream, secret: bool) -> Noise:
+    """Return noise at addresses of a stream, or such as nobody can draw again."""
+    return SecretNoise() if secret else StreamNoise(stream)
+
+
 def discrete_gaussian(sigma: float, count: int) -> NDArray[np.float64]:
     r"""Return whole numbers k with probability proportional to :math:`e^{-k^2 / (2 \sigma^2)}`."""
     scale, found = math.floor(sigma) + 1, np.empty(0)

@@ -30,6 +30,7 @@ from equifed.objectives import Average, ChiSquare
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.clients import PrivateClients
 from equifed.privacy.ledger import Ledger
+from equifed.privacy.noise import make_noise
 from equifed.privacy.plan import count_questions
 from equifed.privacy.site import PrivateSite, Unanswered
 from equifed.runs.candidates import BASE, L2, RHOS, SHARE, Choice, Point, Score, model_for
@@ -175,7 +176,7 @@ def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
     def site(i: int, split: Split, part: float, planned: Planned, ledger: Ledger) -> PrivateSite:
         """Return what answers; its noise is addressed by the ledger, which both sites share."""
         inputs, targets = (as_data(values, torch.float64, "cpu") for values in split.client(i))
-        noise, bounds = privacy.make_noise(stream.at(i)), Part(**vars(privacy), part=part)
+        noise, bounds = make_noise(stream.at(i), privacy.secret), Part(**vars(privacy), part=part)
         return PrivateSite(bounds, ledger, clients.model, inputs, targets, noise, planned)
 
     trained, held = list[PrivateSite](), list[PrivateSite | None]()
