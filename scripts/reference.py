@@ -24,7 +24,7 @@ import equifed
 from equifed.cli.data import list_settings, walk_settings
 from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
-from equifed.privacy.settings import Privacy
+from equifed.privacy.clients import Privacy
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import CHOSEN, RECORDS, Plain
 from equifed.runs.init import write_toml

@@ -140,10 +140,11 @@ class Listener:
     def __init__(self, noise: bool, sites: int, rows: int) -> None:
         self.noise, self.scores = noise, np.zeros((sites, rows))
         self._ask, self._add, self._x = PrivateSite.mean_gradient, StreamNoise.add, torch.zeros(0)
+        self._mean: Tensor | float = 0.0  # of a site's rows, as it is told where biases are own
 
     def mean_gradient(self, site: PrivateSite, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return it, and remember at which model."""
-        self._x = x
+        self._x, self._mean = site.uncentre(x), site.centre() if site.settles else 0.0
         return self._ask(site, x, rows)
 
     def add(self, source: StreamNoise, value: Tensor, moved: float, sigma: float, *w: Any) -> Any:
@@ -153,17 +154,19 @@ class Listener:
             m = self.scores.shape[1]
             known = torch.sigmoid(LENGTH * self._x[:m] + self._x[m]) - 0.5  # of either label
             site = int(source.stream.address[-1])
-            self.scores[site] += (LENGTH / m * known - told[:m]).double().numpy()
+            seen = told[:m] + told[m] * self._mean  # of a row with its mean
+            self.scores[site] += (LENGTH / m * known - seen).double().numpy()
         return told
 
 
 def audit_clients(
-    epsilon: float, seed: int, noise: bool, algorithm: Any, sites: int = 100, rows: int = 200
-) -> float:
+    epsilon: float, seed: int, noise: bool, algorithm: Any, sites: int = 100, rows: int = 200,
+    own: str | None = None,
+) -> float:  # fmt: skip
     """Return the lower bound of a run whose clients answer under privacy of records.
 
     Each row of a site has a column of its own, and its label is the coin. The server hears all
-    answers, noised, and knows its models.
+    answers, noised, and knows its models. Of own biases it hears what stays at the site, too.
     """
     coins = np.random.default_rng(seed).choice([-1.0, 1.0], (sites, rows))
     inputs = (LENGTH * np.eye(rows)).astype(np.float32)
@@ -171,7 +174,7 @@ def audit_clients(
         {f"site {i}": (inputs, (mine > 0).astype(np.int64)) for i, mine in enumerate(coins)}
     )
     privacy = ef.Privacy(epsilon=epsilon, rows=LENGTH, loss=2.0, rounds=ROUNDS, delta=DELTA)
-    clients = ef.simulate(data, "logistic", "logistic", privacy=privacy)
+    clients = ef.simulate(data, "logistic", "logistic", privacy=privacy, own=own)
     heard = Listener(noise, sites, rows)
     with (
         patch.object(PrivateSite, "mean_gradient", lambda *a: heard.mean_gradient(*a)),
@@ -186,6 +189,8 @@ AUDITS: dict[str, Callable[[float, int, bool], float]] = {
     "60 sums of a fifth of them": functools.partial(audit, steps=60, q=0.2),
     "FedAvg, 100 sites": functools.partial(audit_clients, algorithm=FEDAVG),
     "FairNewton, 100 sites": functools.partial(audit_clients, algorithm=NEWTON),
+    "FedAvg, own biases": functools.partial(audit_clients, algorithm=FEDAVG, own="bias"),
+    "FairNewton, own biases": functools.partial(audit_clients, algorithm=NEWTON, own="bias"),
 }
 
 

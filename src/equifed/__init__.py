@@ -17,7 +17,7 @@ _HOMES = {
     "History": "training.history",
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.play_round",
-    "Privacy": "privacy.settings",
+    "Privacy": "privacy.clients",
     "StopWhen": "training.final_model",
     "alone": "runs.alone",
     "compare": "runs.comparison",

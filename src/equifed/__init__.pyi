@@ -47,8 +47,8 @@ from equifed.data.federation import Federation as Federation
 from equifed.datasets.registry import load as load
 from equifed.engines.simulate import simulate as simulate
 from equifed.models.features import features as features
+from equifed.privacy.clients import Privacy as Privacy
 from equifed.privacy.fedavg import PrivateFedAvg as PrivateFedAvg
-from equifed.privacy.settings import Privacy as Privacy
 from equifed.report.page import write_report as write_report
 from equifed.runs.alone import alone as alone
 from equifed.runs.comparison import compare as compare

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.torch import load_file
 from scripts.trust.questions import (
     Server,
     agree,
@@ -72,9 +73,11 @@ def make(root: Path, table: dict[str, Any], budget: str) -> MemoryGrid:
     return memory_grid(convex(), task, root / "memory", policy=str(root / "policy.toml"))
 
 
-def run(grid: MemoryGrid, table: dict[str, Any], privacy: Any = "none") -> History:
+def run(
+    grid: MemoryGrid, table: dict[str, Any], privacy: Any = "none", deliver: bool = False
+) -> History:
     config = AppConfig.from_dict(table)
-    settings = FederationSettings(4, privacy, deadlines=QUICK)
+    settings = FederationSettings(4, privacy, deadlines=QUICK, deliver=deliver)
     told = sign_plan(make_plan(config, settings), KEY)
     return run_federation(grid, config, replace(settings, plan=pack_plan(told)))
 
@@ -119,20 +122,25 @@ def test_a_run_spends_the_budget_of_a_run_and_the_third_is_refused(
 
 
 @pytest.mark.usefixtures("seeded")
-@pytest.mark.parametrize("metric", ["full", "projected", "low-rank"])
+@pytest.mark.parametrize("metric", ["full", "projected", "low-rank", "own bias"])
 def test_curvature_is_that_of_the_simulator_and_moments_are_paid_once(
     metric: str, tmp_path: Path
 ) -> None:
     """With the simulator's noise: the same model and entries; later runs pay for no moments."""
     table = {**NEWTON, "algorithm": {**NEWTON["algorithm"], "metric": metric}}
+    if metric == "own bias":
+        table = {**NEWTON, "model": {**NEWTON["model"], "own": "bias"}}
     text = "[budget]\nepsilon = 3.0\nper_run = 2.0\nrows = 3.0\nloss = 2.0\n"
     grid = make(tmp_path, table, text)
-    history = run(grid, table)
+    history = run(grid, table, deliver=metric == "own bias")
     config, bounds = AppConfig.from_dict(table), Budget(3.0, 3.0, 2.0, per_run=2.0).bound(3)
     clients = config.build_task().build_private(convex(), bounds)
     wanted = train(config.build_algorithm([1] * 4), clients, rounds=3, seed=0, progress=False)
-    for key, value in (wanted.parameters or {}).items():
-        np.testing.assert_allclose(history.parameters[key], value, atol=1e-9)  # type: ignore[index]
+    for key, value in (history.parameters or {}).items():  # own ones are at the sites
+        np.testing.assert_allclose(value, wanted.parameters[key], atol=1e-9)  # type: ignore[index]
+    for i, wanted_own in enumerate((wanted.own or {}).get("1.bias", ())):  # delivered with its own
+        (path,) = (tmp_path / "memory" / "results" / f"client-{i}").glob("*/model.safetensors")
+        np.testing.assert_allclose(load_file(path)["1.bias"], wanted_own, atol=1e-9)
     entries = [[Entry(**e) for e in told["entries"]] for told in read_ledgers(tmp_path)]
     for ledger, own in zip(clients.ledgers, entries, strict=True):
         assert {e.kind: e.steps for e in own} == {"moments": 1, "losses": 3, "gradients": 3}

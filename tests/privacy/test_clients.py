@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from equifed.objectives import Average, ChiSquare
 from equifed.privacy.clients import PrivateClients
 from equifed.privacy.ledger import OverBudget
 from equifed.privacy.noise import StreamNoise
-from equifed.privacy.site import Unanswered
+from equifed.privacy.site import BEND, OWN_FLOOR, Unanswered
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.play_round import TrainingError
 
@@ -39,17 +40,18 @@ def draw_data():
     return dataclasses.replace(data, test=classification((6, 6, 6), (4,), seed=1).train)
 
 
-def make(epsilon=1.0, rounds=ROUNDS, model="logistic", data=None, **bounds):
+def make(epsilon=1.0, rounds=ROUNDS, model="logistic", data=None, own=None, **bounds):
     privacy = ef.Privacy(
         **{"epsilon": epsilon, "rows": 3.0, "loss": 2.0, "rounds": rounds} | bounds
     )
     data = draw_data() if data is None else data
-    return ef.simulate(data, model, l2=1e-2, dtype=torch.float64, privacy=privacy)
+    return ef.simulate(data, model, l2=1e-2, dtype=torch.float64, privacy=privacy, own=own)
 
 
+@pytest.mark.parametrize("own", [None, "bias"])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_run_spends_its_budget_and_no_more(name):
-    clients = make()
+def test_a_run_spends_its_budget_and_no_more(name, own):
+    clients = make(own=own)
     history = ef.train(ALGORITHMS[name], clients, rounds=ROUNDS, evaluate=["test"], progress=False)
     assert len(history.rounds) == ROUNDS
     for ledger in clients.ledgers:
@@ -93,6 +95,65 @@ def test_with_a_huge_budget_it_is_the_algorithm_without_noise(name):
         found.append(history.parameters)
     for one, other in zip(found[0].values(), found[1].values(), strict=True):
         assert torch.allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "linear"])
+def test_own_biases_with_a_huge_budget_are_those_without_noise(kind):
+    """FairNewton against profile losses; FedAvg on one local step against their average."""
+    data = draw_data() if kind == "logistic" else regression(sizes=(30, 20, 25))
+    given = {"l2": 0.1, "own": "bias", "own_l2": 0.05, "dtype": torch.float64}
+    for objective, private in (
+        (FAIR, ef.FairNewton(FAIR)),
+        (Average(), ef.FedAvg(LocalSGD(lr=0.3, steps=1), weighting="uniform")),
+    ):
+        plain = ef.simulate(data, kind, **given)
+        wanted = ef.train(ef.FairNewton(objective), plain, rounds=40, progress=False)
+        assert wanted.given_out.gap < 1e-9
+        privacy = ef.Privacy(1e14, rows=9.0, loss=500.0, rounds=300)
+        clients = ef.simulate(data, kind, privacy=privacy, **given)
+        found = ef.train(private, clients, rounds=300, give_out="last", progress=False)
+        for key, value in {**wanted.parameters, "own": wanted.own["1.bias"]}.items():
+            mine = {**found.parameters, "own": found.own["1.bias"]}[key]
+            assert torch.allclose(mine, value, atol=1e-4), key
+
+
+@pytest.mark.parametrize("name", ["FairNewton", "FedAvg"])
+def test_an_own_bias_moves_by_what_is_noised_and_no_more(name, monkeypatch):
+    """From zero, over seeds: as the noise of its gradient, over the curvature; without it, not."""
+
+    def spread():
+        moved = []
+        for seed in range(60):
+            clients, stream = make(own="bias", rounds=1), Stream(seed)
+            clients.expect(ALGORITHMS[name], 1, stream)
+            x = clients.initial(stream)
+            if name == "FedAvg":
+                clients.local_steps(x, LocalSGD(lr=0.1, steps=1), stream)
+            else:
+                clients.value_and_gradient(x, stream)
+            moved.append(clients.own_after()[0])
+        (entry,) = (e for e in clients.ledgers[0].entries if e.kind in ("gradients", "steps"))
+        assert OWN_FLOOR * entry.sigma > BEND["cross_entropy"]  # noise decides, not the loss
+        return float(torch.stack(moved).std(dim=0).square().mean().sqrt()) * OWN_FLOOR
+
+    size = math.sqrt(2 / 3)  # what is known of softmax is taken off: that all three sum to zero
+    assert 0.9 * size < spread() < 1.1 * size
+    add = StreamNoise.add
+
+    def forget(self, value, sensitivity, sigma, kind, turn):
+        known = kind in ("gradients", "steps")
+        return value if known else add(self, value, sensitivity, sigma, kind, turn)
+
+    monkeypatch.setattr(StreamNoise, "add", forget)
+    assert spread() < 0.2
+
+
+def test_who_has_one_class_only_is_not_told():
+    inputs = np.random.default_rng(0).standard_normal((20, 4))
+    one, both = (inputs, np.zeros(20, dtype=np.int64)), (inputs, np.arange(20) % 2)
+    data = ef.Federation.from_clients({"one": one, "both": both})
+    assert ef.simulate(data, "logistic", own="bias").warn_of_own() is not None
+    assert make(data=data, own="bias").warn_of_own() is None
 
 
 def test_noise_belongs_to_the_seed():
@@ -144,7 +205,7 @@ def test_minibatches_are_drawn_anew_in_every_step(algorithm, monkeypatch):
 
 
 REFUSED = {
-    "an unknown algorithm": (lambda: (ef.AFL(), make()), "AFL asks of clients"),
+    "an unknown algorithm": (lambda: (ef.AFL(), make()), "AFL has no private version"),
     "a guard": (lambda: (ef.Guarded(ef.FairNewton(FAIR)), make()), "leave it out"),
     "a scale": (lambda: (ef.FairNewton(ChiSquare(rho=0.5)), make()), "scale = 1.0"),
     "more rounds": (lambda: (ef.FedAvg(WORK), make(rounds=2)), "rounds=4"),
@@ -172,12 +233,11 @@ def test_rows_are_evaluated_by_nobody():
     with pytest.raises(Unanswered, match="train rows"):
         clients.evaluate(x)
     assert clients.evaluate(x, ["test"])
-    for given in ({"own": "bias"}, {"class_weights": {0: 1.0, 1: 2.0, 2: 1.0}}):
-        with pytest.raises(Unanswered):
-            privacy = ef.Privacy(epsilon=1.0, rows=3.0, loss=2.0, rounds=2)
-            ef.simulate(draw_data(), "logistic", privacy=privacy, **given)
+    privacy = ef.Privacy(epsilon=1.0, rows=3.0, loss=2.0, rounds=2)
+    with pytest.raises(Unanswered, match="class_weights"):
+        weights = {0: 1.0, 1: 2.0, 2: 1.0}
+        ef.simulate(draw_data(), "logistic", privacy=privacy, class_weights=weights)
     with pytest.raises(ValueError, match="stacked"):
-        privacy = ef.Privacy(epsilon=1.0, rows=3.0, loss=2.0, rounds=2)
         ef.simulate(draw_data(), "logistic", privacy=privacy, engine="stacked")
 
 

@@ -13,10 +13,11 @@ from torch import nn
 from equifed.contract.streams import Stream
 from equifed.models.flat import FlatModel
 from equifed.models.losses import binary_logistic, cross_entropy, squared
+from equifed.models.own_part import OwnPart
 from equifed.privacy.budget import Planned
+from equifed.privacy.clients import Privacy
 from equifed.privacy.ledger import Ledger, OverBudget, compose, delta_of
 from equifed.privacy.noise import GRID, SecretNoise, StreamNoise, discrete_gaussian
-from equifed.privacy.settings import Privacy
 from equifed.privacy.site import PrivateSite, Unanswered, flatten_symmetric, unflatten_symmetric
 
 M, D = 6, 3
@@ -45,12 +46,16 @@ def make_model(kind, loss, outputs, l2=0.0):
         "linear": [nn.Linear(D, outputs)],
         "free": [nn.Linear(D, outputs, bias=False)],
         "bias": [nn.Linear(D, outputs)],
+        "own": [nn.Linear(D, outputs)],
         "network": [nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, outputs)],
+        "own head": [nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, outputs)],
     }[kind]
+    names = {"own": ("0.bias",), "own head": ("2.weight", "2.bias")}.get(kind)
+    own = None if names is None else OwnPart(names, "joint", 0.0)
     if kind == "bias":  # alone is trained
         layers[0].weight.requires_grad_(False)
     example = torch.zeros(3, D, dtype=torch.float64)
-    return FlatModel(nn.Sequential(*layers), loss, example, l2=l2, dtype=torch.float64)
+    return FlatModel(nn.Sequential(*layers), loss, example, l2=l2, dtype=torch.float64, own=own)
 
 
 def make_site(model, rows, noise=None, privacy=PRIVACY, planned=PLANNED):
@@ -66,26 +71,40 @@ ANSWERS = {
 }
 CASES = [
     (kind, name, answer)
-    for kind in ("linear", "free", "bias", "network")
+    for kind in ("linear", "free", "bias", "own", "network", "own head")
     for name in LOSSES
     for answer in ANSWERS
-    if kind != "network" or answer != "moments"
-] + [("linear", "squared", "moments")]
+    if kind not in ("network", "own head") or answer != "moments"
+] + [(kind, "squared", "moments") for kind in ("linear", "own")]
+
+
+def share_moments(*sites):
+    """Let sites have told the same moments, with noise: what comes after follows from these."""
+    if not (sites[0].linear and sites[0].settles):
+        return
+    told = sites[0].mean_moments()
+    told = told + 0.05 * torch.ones_like(told)
+    for site in sites:
+        site._sigmas["moments"] = 0.1
+        site._told = [told]
 
 
 @pytest.mark.parametrize(("kind", "name", "answer"), CASES)
 def test_replacing_a_row_moves_an_answer_by_its_sensitivity_at_most(kind, name, answer):
     loss, outputs = LOSSES.get(name, (squared, 2))
-    bound = dataclasses.replace(PRIVACY, gradient=0.7 if kind == "network" else None)
+    network = kind in ("network", "own head")
+    bound = dataclasses.replace(PRIVACY, gradient=0.7 if network else None)
     model, generator = make_model(kind, loss, outputs), np.random.default_rng(1)
     for _ in range(20):
-        x = torch.as_tensor(generator.standard_normal(model.size) * 5)
+        x = torch.as_tensor(generator.standard_normal(model.size + model.own_size) * 5)
         rows = draw_rows(generator, loss, outputs)
         others = tuple(part.clone() for part in rows)
         place = generator.integers(M)
         for part, new in zip(others, draw_rows(generator, loss, outputs), strict=True):
             part[place] = new[place]
         sites = [make_site(model, some, privacy=bound) for some in (rows, others)]
+        if answer != "moments":
+            share_moments(*sites)
         one, two = (ANSWERS[answer](site, x) for site in sites)
         (entry,) = sites[0].ledger.entries
         assert entry.kind == answer
@@ -106,38 +125,46 @@ def test_sensitivities_are_attained(name):
 
     one, other = site(0.0, 0), site(math.pi / 2, 0)
     moved = flatten_symmetric(one.mean_moments() - other.mean_moments()).norm()
-    assert float(moved) == pytest.approx(one.price("moments")[0], rel=1e-5)
+    assert float(moved) == pytest.approx(one.price("moments"), rel=1e-5)
     x = torch.zeros(model.size, dtype=torch.float64)
     sure = {"logistic": [1e6], "cross_entropy": [0.0, 1e6, 5e5]}[name]  # on both sides, and wrong
     x.view(-1, D)[:, 1] = torch.tensor(sure)
     moved = site(1e-3, 0).mean_gradient(x) - site(-1e-3, 1).mean_gradient(x)
-    assert float(moved.norm()) == pytest.approx(one.price("gradients")[0], rel=1e-4)
+    assert float(moved.norm()) == pytest.approx(one.price("gradients"), rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["linear", "own"])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_without_its_noise_is_noticed(answer, monkeypatch):
-    """What is told of the same rows again and again spreads as the ledger says; else it fails."""
-    model = make_model("linear", cross_entropy, 3)
+def test_an_answer_without_its_noise_is_noticed(answer, kind, monkeypatch):
+    """What is told of the same rows again and again spreads as the ledger says; else it fails.
+
+    Of an own bias, too: each number of the gradient, those of the bias among them.
+    """
+    model = make_model(kind, cross_entropy, 3)
     rows = draw_rows(np.random.default_rng(0), cross_entropy, 3)
-    x = torch.zeros(model.size, dtype=torch.float64)
+    x = torch.zeros(model.size + model.own_size, dtype=torch.float64)
 
     def spread():
         told = []
         for seed in range(60):
             site = make_site(model, rows, StreamNoise(Stream(seed)))
             site.tidy = lambda gradient: gradient  # what is known of all gradients
+            if answer != "moments":
+                share_moments(site)
             told.append(ANSWERS[answer](site, x))
         (entry,) = site.ledger.entries
-        return float(torch.stack(told).std(dim=0).square().mean().sqrt()) / entry.sigma
+        each = torch.stack(told).std(dim=0) / entry.sigma
+        own = each[model.size :] if answer in ("gradients", "steps") and kind == "own" else each
+        return float(each.square().mean().sqrt()), float(own.square().mean().sqrt())
 
-    assert 0.8 < spread() < 1.2
+    assert all(0.8 < found < 1.2 for found in spread())
     add = StreamNoise.add
 
     def forget(self, value, sensitivity, sigma, kind, turn):
         return value if kind == answer else add(self, value, sensitivity, sigma, kind, turn)
 
     monkeypatch.setattr(StreamNoise, "add", forget)
-    assert not 0.8 < spread() < 1.2
+    assert not any(0.8 < found < 1.2 for found in spread())
 
 
 def test_all_that_is_planned_meets_the_budget_and_one_more_is_refused():
@@ -177,6 +204,40 @@ def test_a_linear_gradient_is_that_of_autograd():
         (wanted,) = torch.autograd.grad(value, x)
         found = make_site(model, rows).mean_gradient(x.detach())
         assert torch.allclose(found, wanted, atol=1e-12), name
+
+
+@pytest.mark.parametrize("name", [*LOSSES, "squared"])
+def test_an_own_bias_is_kept_for_rows_minus_their_told_mean(name):
+    """Loss and gradient in (weight, kept bias) are those of autograd through the change of bias."""
+    generator, (loss, outputs) = np.random.default_rng(5), LOSSES.get(name, (squared, 2))
+    model = make_model("own", loss, outputs, l2=0.1)
+    inputs, targets = draw_rows(generator, loss, outputs)
+    rows = inputs / inputs.norm(dim=1, keepdim=True) / 4, targets
+    site = make_site(model, rows, privacy=dataclasses.replace(PRIVACY, loss=99.0, gradient=99.0))
+    site.own_l2 = 0.3
+    site.moments()
+    site._sigmas["moments"] = 1e-3  # little is taken for noise
+    x = torch.as_tensor(generator.standard_normal(model.size + model.own_size)).requires_grad_()
+    weight, kept = x[: model.size].reshape(outputs, D), x[model.size :]
+    bias = kept - weight @ site.centre()
+    assert float(site.centre().norm()) > 0.01
+    assert torch.allclose(site.uncentre(x.detach())[model.size :], bias.detach())
+    value = model.sample_losses(torch.cat([x[: model.size], bias]), *rows).mean()
+    value = value + 0.05 * weight.square().sum() + 0.15 * bias.square().sum()
+    (wanted,) = torch.autograd.grad(value, x)
+    assert site.losses(x.detach()) == pytest.approx(value.item(), rel=1e-9)
+    for found in (site.gradient(x.detach()), site.step_gradients(1, None)(x.detach())):
+        assert torch.allclose(found, wanted, atol=1e-9)
+
+
+def test_an_own_bias_has_the_curvature_of_rows_minus_their_mean():
+    rows = draw_rows(np.random.default_rng(6), binary_logistic, 1)
+    site = make_site(make_model("own", binary_logistic, 1), rows)
+    kept = site._inputs[:, :-1]
+    wanted = np.cov(kept.numpy().T, bias=True) / 4
+    site.moments()
+    site._sigmas["moments"] = 0.0  # the mean as it is
+    assert np.allclose(site.hessian().numpy(), wanted, atol=1e-12)
 
 
 def test_squared_losses_follow_from_moments_that_are_told_once():

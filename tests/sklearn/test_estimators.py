@@ -21,10 +21,12 @@ from tests.optima import interior_point
 from tests.problems import least_squares, logistic
 from torch import nn
 
+import equifed as ef
 import sklearn
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.objectives import Average, ChiSquare, CVaR, WorstCase
-from equifed.sklearn import FairClassifier, FairRegressor
+from equifed.privacy.ledger import Ledger
+from equifed.sklearn import FairClassifier, FairRegressor, solving
 
 pytestmark = pytest.mark.long
 
@@ -285,3 +287,72 @@ def test_by_default_the_rule_of_fit_chooses_where_there_are_clients() -> None:
     assert worst[0] > worst[1]
     assert "ordinary model" in FairClassifier().fit(X, y).choice_
     assert average.choice_ == "as given"
+
+
+BOUNDS = {"rows": 3.0, "loss": 3.0, "rounds": 4}
+
+
+@pytest.mark.parametrize("own", [None, "bias"])
+def test_under_privacy_it_is_the_private_run_and_no_more_is_asked(own):
+    X, y, owners = privacy_rows()
+    privacy = ef.Privacy(epsilon=2.0, **BOUNDS)
+    fair = FairClassifier(own=own, privacy=privacy, random_state=3).fit(X, y, clients=owners)
+    told = fair.history_.events[-2:]
+    (ledgers,) = [e["ledgers"] for e in told if e["event"] == "privacy"]
+    for one in ledgers:
+        spent = {entry["kind"]: entry["steps"] for entry in one["entries"]}
+        assert spent == {"moments": 1, "losses": 4, "gradients": 4}
+        assert Ledger.from_dict(one).spent == pytest.approx(2.0, rel=1e-6)
+    rows = {who: (X[owners == who], (y == "yes")[owners == who].astype(int)) for who in "ba"}
+    data = ef.Federation.from_clients(rows)
+    clients = ef.simulate(
+        data, solving.build_module("linear", 4, 1, True), "logistic", l2=1e-3, penalise="weights",
+        dtype=torch.float64, init="fresh", own=own, privacy=privacy,
+    )  # fmt: skip
+    wanted = ef.train(ef.FairNewton(Average()), clients, rounds=4, seed=3, evaluate=[])
+    (weight,) = (p for name, p in wanted.parameters.items() if name.endswith("weight"))
+    assert np.array_equal(fair.coef_, weight.numpy())
+    assert "has a price" in fair.choice_ and len(fair.history_.metrics) == 0
+    assert fair.predict(X[:2], clients=owners[:2]).shape == (2,)
+
+
+def test_with_a_huge_budget_it_is_the_model_without_privacy():
+    X, y, owners = privacy_rows()
+    privacy = ef.Privacy(epsilon=1e14, **BOUNDS | {"rows": 9.0, "loss": 99.0, "rounds": 80})
+    fair = {"name": "chi-square", "rho": 0.5, "scale": 1.0}
+    given = {"objective": fair, "l2": 0.1}
+    private, plain = (
+        FairClassifier(privacy=p, **given).fit(X, y, clients=owners) for p in (privacy, None)
+    )
+    np.testing.assert_allclose(private.coef_, plain.coef_, atol=1e-4)
+    np.testing.assert_allclose(private.intercept_, plain.intercept_, atol=1e-4)
+
+
+def test_what_has_no_price_under_privacy_is_refused():
+    X, y, owners = privacy_rows()
+    privacy = ef.Privacy(epsilon=2.0, **BOUNDS)
+    with pytest.raises(ValueError, match="sample_weight"):
+        FairClassifier(privacy=privacy).fit(X, y, sample_weight=np.arange(len(y)))
+    with pytest.raises(ValueError, match="gradient="):
+        FairClassifier(model="mlp", privacy=privacy).fit(X, y, clients=owners)
+    with pytest.raises(ValueError, match=r"scale = 1\.0"):
+        rough = {"name": "chi-square", "rho": 0.5}
+        FairClassifier(objective=rough, privacy=privacy).fit(X, y, clients=owners)
+
+
+def test_secret_noise_is_not_that_of_the_seed():
+    X, y, owners = privacy_rows()
+    one, other = (
+        FairClassifier(privacy=ef.Privacy(epsilon=2.0, **BOUNDS, secret=True), random_state=0)
+        .fit(X, y, clients=owners)
+        .coef_
+        for _ in range(2)
+    )
+    assert not np.array_equal(one, other)
+
+
+def privacy_rows():
+    draw = np.random.default_rng(0)
+    X = draw.standard_normal((60, 4))
+    y = np.where(X @ [1.0, -1.0, 0.5, 0.0] + draw.standard_normal(60) > 0, "yes", "no")
+    return X, y, np.array(["b", "a", "a"] * 20)

@@ -82,16 +82,13 @@ def privacy(
 def _plan_clients(
     budget: tuple[float, float], rounds: Sequence[int], n: int, participation: float, clip: float
 ) -> list[Planned]:
-    import numpy as np
-
     from equifed.privacy.fedavg import PrivateFedAvg
 
     epsilon, delta = budget
     made = [
         PrivateFedAvg(epsilon, r, clip, participation=participation, delta=delta) for r in rounds
     ]
-    weights = np.full(n, 1 / n)
-    return [(n, one.rounds, [one.price(weights, one.rounds)]) for one in made]
+    return [(n, one.rounds, [one.price(n, one.rounds)]) for one in made]
 
 
 def _plan_sites(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from equifed.data.columns import Columns, Look
     from equifed.data.infer import Guess
-    from equifed.privacy.settings import Privacy
+    from equifed.privacy.clients import Privacy
     from equifed.runs.candidates import Choice
     from equifed.training.history import History
 
@@ -391,7 +391,7 @@ def _make_privacy(
     epsilon: float | None, rows: float | None, loss: float | None, rounds: int, public: bool
 ) -> Privacy | None:
     """Return what the options ask for; None: no privacy."""
-    from equifed.privacy.settings import Privacy
+    from equifed.privacy.clients import Privacy
 
     if epsilon is None and rows is None and loss is None and not public:
         return None

@@ -233,7 +233,7 @@ def deliver(clients: FlowerClients, config: AppConfig, history: History) -> dict
     x = clients.flatten_shared(history.parameters)
     card, own = make_card(clients, config, history), make_pages(history)
     args: dict[str, Any] = {"sha256": digest(x.detach().cpu().numpy())}
-    if clients.members.engine.remembers_own():
+    if clients.keeps_own():
         args["own_round"] = clients.round_of(x)
     requests = clients.write_requests(
         "deliver", Stream(0, ("deliver",)), args, {"x": pack_tensor(x)}

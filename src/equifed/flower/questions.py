@@ -44,7 +44,7 @@ from equifed.flower.wire import (
     unpack_blocks,
 )
 from equifed.models.curvature import check_sum_weights, find_places, known_curvature
-from equifed.privacy.clients import NOISED, settle_sum
+from equifed.privacy.clients import NOISED, describe_noised_own, settle_sum
 
 FAR = 1e6
 """A trace so many times that of the median client is nobody's curvature."""
@@ -202,7 +202,8 @@ class FlowerQuestions(Messenger):
 
     def describe_own(self) -> str | None:
         """Say what the own parts are, how they are found, and where; None: there are none."""
-        told = self.members.engine.describe_own()
+        engine = self.members.engine
+        told = describe_noised_own(engine) if self.adds_noise() else engine.describe_own()
         return None if told is None else f"{told}, which stay at the sites"
 
     def adds_noise(self) -> bool:
@@ -230,7 +231,7 @@ class FlowerQuestions(Messenger):
     def keep_errors(self, x: Vector, replies: dict[int, Reply]) -> None:
         """Remember what the sites said with their gradients at x."""
         engine = self.members.engine
-        if engine.own is not None and not engine.remembers_own():
+        if engine.own is not None and not (engine.remembers_own() or self.adds_noise()):
             errors: Losses = np.full((len(self.members.names), 2), np.inf)
             for i, reply in replies.items():
                 errors[i] = reply.numbers["own_error"]
@@ -240,11 +241,16 @@ class FlowerQuestions(Messenger):
     def check_error(self, reply: Reply) -> None:
         """Refuse a statement about own parts that is none."""
         engine = self.members.engine
-        if engine.own is not None and not engine.remembers_own():
+        if engine.own is not None and not (engine.remembers_own() or self.adds_noise()):
             told = reply.numbers.get("own_error")
             both = told if isinstance(told, list) and len(told) == 2 else [None, None]
             for name, value in zip(("loss", "gradient"), both, strict=True):
                 expect_number(f"error of the {name}", value, least=0.0)
+
+    def keeps_own(self) -> bool:
+        """Tell whether sites keep own parts from round to round; under a budget they all do."""
+        engine = self.members.engine
+        return engine.remembers_own() or (engine.own is not None and self.adds_noise())
 
     def round_of(self, x: Vector) -> int:
         """Return the round whose own parts belong to a model: the one it was first measured in."""

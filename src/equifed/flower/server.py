@@ -63,7 +63,7 @@ class FlowerClients(FlowerQuestions, Clients):
 
     @override
     def flatten(self, model: Any) -> Vector:
-        if self.members.engine.remembers_own():
+        if self.keeps_own():
             raise ValueError(
                 "A federation whose sites keep own parts starts from the model that it draws."
             )
@@ -129,7 +129,7 @@ class FlowerClients(FlowerQuestions, Clients):
     ) -> Answers:
         where, arrays = Stream(0, ("evaluate",)), {"x": pack_tensor(x)}
         args = {"splits": list(splits), "metrics": list(names), "describe": describe}
-        if self.members.engine.remembers_own():
+        if self.keeps_own():
             args["own_round"] = self.round_of(x)
         requests = self.write_requests("metrics", where, args, arrays)
 

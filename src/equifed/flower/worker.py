@@ -209,6 +209,7 @@ class Worker:
         found = self.engine.inexactness(self._sent("x"))
         if isinstance(found, Inexactness):  # own parts that are found numerically
             numbers["own_error"] = [float(found.losses[0]), float(found.gradients[0])]
+        self._keep_own_part()
         return self._keep(numbers, {"gradient": vectors})
 
     def local(self) -> Reply:
@@ -229,8 +230,7 @@ class Worker:
             first = self.client.measure_first(self.engine, self.account.plan.seed)
             after = self._sent("x").double() - moved.displacement.weighted_sum(np.ones(1))
             self.account.check_model("the model after local steps", float(after.norm()), first)
-        if self.engine.remembers_own():
-            self.memory.keep_own(self.round, _array(self.engine.own_after()[0]))
+        self._keep_own_part()
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
         if moved.thresholds is not None:
             numbers["threshold"] = float(moved.thresholds[0])
@@ -341,6 +341,11 @@ class Worker:
         else:
             row = engine.own_rows.start.new_tensor(kept)[None]
         engine.own_rows = OwnRows(row)
+
+    def _keep_own_part(self) -> None:
+        """Keep the own part for the next round, if it has moved in this one."""
+        if self.engine.remembers_own() and self.engine.own_rows.after is not None:
+            self.memory.keep_own(self.round, _array(self.engine.own_after()[0]))
 
     def _fit_own_part(self) -> torch.Tensor:
         """Return the best own part (p,) for the site's training samples at the shared part x."""

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.algorithms.guard import GuardedClients
 from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, Vector, Weights
 from equifed.contract.absence import scatter
 from equifed.contract.local import DEFAULT_WORK
-from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, noise_multiplier
+from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, find_factor
 from equifed.privacy.noise import SecretNoise, StreamNoise
 from equifed.privacy.site import ROUNDING
 
@@ -33,14 +32,15 @@ class PrivateFedAvg(Federated):
 
     .. math::
 
-       x \leftarrow x - \text{server\_lr} \Bigl( \frac{N}{m} \sum_{i \in S} p_i
+       x \leftarrow x - \text{server\_lr} \Bigl( \frac{1}{m} \sum_{i \in S}
            \min\bigl(1, \tfrac{C}{|d_i|}\bigr)\, d_i + \sigma z \Bigr), \qquad d_i = x - u_i,
        \quad z \sim N(0, I)
 
     S is a uniform sample of m of the N clients. Replacing all rows of one client by as many others
-    moves the sum by at most :math:`D = 2 C \max_i p_i N / m`, and :math:`\sigma` is the least
-    for which ``rounds`` answers, each about m of N clients, cost epsilon at delta. Unlike in FedAvg
-    a client that gives no answer leaves its weight empty, so that nobody else's grows.
+    moves the sum by at most :math:`D = 2 C / m`, and :math:`\sigma` is the least for which
+    ``rounds`` answers, each about m of N clients, cost epsilon at delta. Clients count alike, which
+    has the least noise. Unlike in FedAvg one that gives no answer leaves its weight empty, so that
+    nobody else's grows.
 
     All models are (epsilon, delta)-private together, and whatever is computed from them; numbers
     of samples are public. The run folder is not: it tells who took part and every client's
@@ -61,8 +61,8 @@ class PrivateFedAvg(Federated):
         Rounds over which it is spent; further ones are refused.
     clip : float
         C. Longer updates are scaled down to this length.
-    local, weighting, participation, server_lr
-        As in :class:`equifed.FedAvg`; equal weights have the least noise.
+    local, participation, server_lr
+        As in :class:`equifed.FedAvg`.
     delta : float
         Far below one over the number of clients.
     secret : bool
@@ -71,8 +71,8 @@ class PrivateFedAvg(Federated):
     Examples
     --------
     >>> private = PrivateFedAvg(epsilon=8.0, rounds=50, clip=0.5)
-    >>> private.weighting
-    'uniform'
+    >>> private.price(1000).sensitivity
+    0.001
 
     References
     ----------
@@ -84,7 +84,6 @@ class PrivateFedAvg(Federated):
     rounds: int
     clip: float
     local: LocalSGD = DEFAULT_WORK
-    weighting: Weighting = "uniform"
     participation: float = 1.0
     server_lr: float = 1.0
     delta: float = 1e-5
@@ -92,35 +91,29 @@ class PrivateFedAvg(Federated):
 
     allowed: ClassVar = {
         "epsilon": "(0, inf)", "rounds": "[1, inf)", "clip": "(0, inf)",
-        "weighting": ("size", "uniform"),
     }  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_delta(self.delta)
 
-    def entry(self, clients: Clients, steps: int = 1) -> Entry:
-        """Return what so many rounds put into a ledger."""
-        return self.price(client_weights(self.weighting, all_sizes(clients)), steps)
-
-    def price(self, weights: Weights, steps: int = 1) -> Entry:
-        """Return it for clients of these weights, which sum to one.
-
-        >>> PrivateFedAvg(8.0, 20, clip=0.5).price(np.full(1000, 1e-3)).sensitivity
-        0.001
-        """
-        q = math.ceil(self.participation * len(weights)) / len(weights)
-        rates = {1.0, q}  # what an accountant says of samples is a bound: all may be less
-        found = [(noise_multiplier(self.epsilon, self.delta, self.rounds, r), r) for r in rates]
-        (multiplier, rate), slack = min(found), SecretNoise.slack if self.secret else 1.0
-        sensitivity = 2 * self.clip * float(weights.max()) / q * slack
+    def price(self, n: int, steps: int = 1) -> Entry:
+        """Return what so many rounds of n clients put into a ledger."""
+        m = math.ceil(self.participation * n)
+        found, slack = [], SecretNoise.slack if self.secret else 1.0
+        for r in {1.0, m / n}:  # what an accountant says of samples is a bound: all may be less
+            raw = r * math.sqrt(self.rounds)
+            factor = find_factor(self.epsilon, self.delta, ((raw, r, self.rounds),))
+            found.append((factor * raw, r))
+        multiplier, rate = min(found)
+        sensitivity = 2 * self.clip / m * slack
         return Entry("updates", sensitivity, multiplier * sensitivity, rate, steps)
 
     def account(self, state: State, clients: Clients) -> list[dict[str, Any]]:
         """Return the ledger of all rounds so far, as an event of the run holds it."""
         ledger = Ledger(self.epsilon, self.delta, unit="client", name="the server")
         if state.rounds:
-            ledger.spend(self.entry(clients, state.rounds))
+            ledger.spend(self.price(len(clients.names), state.rounds))
         return [ledger.to_dict()]
 
     def init(self, clients: Clients, x: Vector) -> State:
@@ -135,12 +128,12 @@ class PrivateFedAvg(Federated):
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         self._check(state, clients)
-        entry, n = self.entry(clients), len(clients.names)
-        m = math.ceil(self.participation * n)
+        n = len(clients.names)
+        entry, m = self.price(n), math.ceil(self.participation * n)
         noise = SecretNoise() if self.secret else StreamNoise(stream)
         drawn = noise.draw(m, n, "clients") if m < n else np.arange(n)
         here = np.intersect1d(drawn, clients.index)
-        weights = client_weights(self.weighting, all_sizes(clients))[here] * (n / m)
+        weights = np.full(len(here), 1 / m)
         total = torch.zeros_like(state.x)
         if len(here):  # who was drawn and is missing counts as zero
             chosen = clients.subset(here)

@@ -30,6 +30,9 @@ FORMAT = 1
 ROUNDING = 1e-9
 """Share of the budget by which sums of squares may be off."""
 
+ACCURACY = 1.01
+"""Factor by which noise of sampled steps may be more than is needed."""
+
 ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)
 """Of Renyi divergences; whole ones are quick to compute."""
 
@@ -43,11 +46,7 @@ class NoAccountant(RuntimeError):
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Return the delta of answers with these squares' root mu, for an epsilon.
-
-    >>> round(delta_of(1.0, 1.0), 6)
-    0.126937
-    """
+    """Return the delta of answers with these squares' root mu, for an epsilon."""
     from scipy.special import log_ndtr
 
     if mu == 0:
@@ -59,11 +58,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return the smallest epsilon of answers with these squares' root mu, for a delta.
-
-    >>> round(epsilon_of(1.0, 1e-5), 3)
-    4.377
-    """
+    """Return the smallest epsilon of answers with these squares' root mu, for a delta."""
     check_delta(delta)
     if mu == 0 or delta_of(0.0, mu) <= delta:
         return 0.0
@@ -76,11 +71,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """Return the largest mu that an epsilon and a delta allow.
-
-    >>> round(mu_of(4.377178, 1e-5), 5)
-    1.0
-    """
+    """Return the largest mu that an epsilon and a delta allow."""
     check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}.")
@@ -154,26 +145,25 @@ def _account(entries: Iterable[Entry], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-@functools.cache
-def noise_multiplier(epsilon: float, delta: float, steps: int, q: float = 1.0) -> float:
-    """Return the least sigma / D with which so many equal answers cost at most epsilon.
+@functools.lru_cache(maxsize=1024)
+def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, int], ...]) -> float:
+    """Return what to multiply each sigma / D with; beside it are the share of rows and a count."""
+    if all(q == 1 for _, q, _ in each):
+        return math.sqrt(sum(n / raw**2 for raw, _, n in each)) / mu_of(epsilon, delta)
 
-    >>> round(noise_multiplier(1.0, 1e-5, 4), 3) == round(2 / mu_of(1.0, 1e-5), 3)
-    True
-    """
-    whole = math.sqrt(steps) / mu_of(epsilon, delta)
-    if q == 1:
-        return whole
+    def fits(factor: float) -> bool:
+        entries = (Entry("", 1.0, factor * raw, q, n) for raw, q, n in each)
+        return compose(entries, delta) <= epsilon
 
-    def costs(multiplier: float) -> float:
-        return compose([Entry("answers", 1.0, multiplier, q, steps)], delta)
-
-    low, high = 0.1, 2 * whole
-    while costs(high) > epsilon:
-        low, high = high, 2 * high
-    while high > 1.001 * low:
+    high = 1 / mu_of(epsilon, delta)
+    while not fits(high):
+        high *= 2
+    low = high / 2
+    while fits(low):
+        low, high = low / 2, low
+    while high > ACCURACY * low:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if costs(middle) <= epsilon else (middle, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high
 
 
@@ -191,13 +181,6 @@ class Ledger:
         before :meth:`spend` returns, so that no answer leaves that is not in it.
     name : str
         The site, as errors name it.
-
-    Examples
-    --------
-    >>> ledger = Ledger(1.0, 1e-5)
-    >>> ledger.spend(Entry("gradient", sensitivity=1.0, sigma=10.0, steps=2))
-    >>> round(ledger.spent, 2), ledger.left > 0
-    (0.5, True)
     """
 
     def __init__(
@@ -258,11 +241,7 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Ledger:
-        """Return the ledger that :meth:`to_dict` described, without a file.
-
-        >>> Ledger.from_dict(Ledger(1.0, 1e-5, name="north").to_dict()).name
-        'north'
-        """
+        """Return the ledger that :meth:`to_dict` described, without a file."""
         if told["format"] != FORMAT:
             raise ValueError(f"format {told['format']}, this version reads {FORMAT}")
         made = cls(told["epsilon"], told["delta"], unit=told["unit"], name=told["name"])

@@ -6,7 +6,7 @@ import math
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,23 +17,6 @@ from equifed.contract.streams import Stream
 
 GRID = 2.0**-10
 """By how much of the sensitivity rounding to the grid moves two answers apart, at most."""
-
-
-class Noise(Protocol):
-    """Adds noise to an answer, and draws the rows of a step."""
-
-    @property
-    def slack(self) -> float:
-        """By what sensitivities grow."""
-        ...
-
-    def add(self, value: Tensor, sensitivity: float, sigma: float, *where: str | int) -> Tensor:
-        """Return the value with noise of deviation ``sigma``."""
-        ...
-
-    def draw(self, count: int, size: int, *where: str | int) -> NDArray[np.int64]:
-        """Return ``count`` of ``size`` rows, drawn without replacement."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,12 +69,16 @@ class SecretNoise:
         return np.array(drawn, dtype=np.int64)
 
 
-def discrete_gaussian(sigma: float, count: int) -> NDArray[np.float64]:
-    r"""Return whole numbers k with probability proportional to :math:`e^{-k^2 / (2 \sigma^2)}`.
+Noise: TypeAlias = StreamNoise | SecretNoise
 
-    >>> bool((discrete_gaussian(3.0, 5) % 1 == 0).all())
-    True
-    """
+
+def make_noise(stream: Stream, secret: bool) -> Noise:
+    """Return noise at addresses of a stream, or such as nobody can draw again."""
+    return SecretNoise() if secret else StreamNoise(stream)
+
+
+def discrete_gaussian(sigma: float, count: int) -> NDArray[np.float64]:
+    r"""Return whole numbers k with probability proportional to :math:`e^{-k^2 / (2 \sigma^2)}`."""
     scale, found = math.floor(sigma) + 1, np.empty(0)
     while len(found) < count:
         some = 2 * (count - len(found)) + 16

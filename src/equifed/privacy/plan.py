@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,65 @@ import numpy as np
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
+from equifed.contract.algorithm import layers
+from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
 from equifed.objectives import Average, ChiSquare
-from equifed.privacy.budget import Bounds
+from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Entry, Ledger, compose
-from equifed.privacy.questions import count_questions
+from equifed.privacy.site import Unanswered
 from equifed.training.events import PRIVACY
 from equifed.training.history import History
 
-ALGORITHMS = ("fair-newton", "fedavg", "scaffold", "scaff-pd", "drfa")
+HARMLESS = {Safeguarded}
+"""Wrappers that ask nothing themselves."""
+
+
+ASKED: dict[str, Callable[[Any], dict[str, int]]] = {
+    "FairNewton": lambda core: {"losses": 1, "gradients": 1},
+    "FedAvg": lambda core: {"steps": 1},
+    "Scaffold": lambda core: (
+        {"steps": 1} | ({} if core.variates == "stored" else {"losses": 1, "gradients": 1})
+    ),
+    "ScaffPD": lambda core: {
+        "losses": 1 + (core.gradient_batch_size != core.loss_batch_size), "gradients": 1, "steps": 1
+    },
+    "DRFA": lambda core: {"losses": 1, "steps": 1},
+}  # fmt: skip
+"""Answers per round of the algorithms whose questions are known; "steps" are times J."""
+
+
+def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
+    """Return what every client with so many rows is asked, or refuse the algorithm."""
+    *around, core = layers(algorithm)
+    name = type(core).__name__
+    known = type(core).__module__.startswith("equifed.")
+    if strange := [type(part).__name__ for part in around if type(part) not in HARMLESS]:
+        raise Unanswered(
+            f"{strange[0]} needs answers that the privacy budget does not plan for; leave it out."
+        )
+    if name not in ASKED or not known:
+        raise Unanswered(
+            f"{name} has no private version or no plan of its cost; under privacy use "
+            f"{', '.join(ASKED)}."
+        )
+    asked, objective = ASKED[name](core), getattr(core, "objective", None)
+    idle = objective is None or type(objective).__name__ == "Average"
+    once = int(name == "FairNewton")
+    extra = int(objective is not None and math.isinf(objective.l1_norm(len(sizes))))
+    local = getattr(core, "local", None) if "steps" in asked else None
+    steps = [0] * len(sizes) if local is None else local.steps_for(sizes).tolist()
+    batch = None if local is None else local.batch_size
+    return [
+        Planned(
+            once, rounds * asked.get("losses", 0) + extra, rounds * asked.get("gradients", 0),
+            rounds * count, 1.0 if batch is None else min(1.0, batch / max(size, 1)), idle,
+        )
+        for size, count in zip(sizes.tolist(), steps, strict=True)
+    ]  # fmt: skip
 
 
 def plan_answers(
@@ -34,11 +82,6 @@ def plan_answers(
 
     For linear models with a bias and the logistic loss; other losses have gradients as long as
     ``bounds.gradient`` says. Without ``fair`` weights do not follow losses.
-
-    >>> bounds = Bounds(epsilon=3.0, rows=8.0, loss=3.0, rounds=12)
-    >>> (answers,) = plan_answers(bounds, "fair-newton", [300])
-    >>> [entry.kind for entry in answers], round(compose(answers, bounds.delta), 6)
-    (['moments', 'losses', 'gradients'], 3.0)
     """
     local = LocalSGD(lr=0.1, steps=steps, batch_size=batch_size)
     objective = ChiSquare(1.0) if fair else Average()

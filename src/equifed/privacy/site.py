@@ -36,6 +36,10 @@ ROUNDING = 1e-6
 LARGEST_SLOPE = {"cross_entropy": math.sqrt(2.0), "binary_logistic": 1.0}
 """Length of a loss's derivative in the outputs, at most."""
 
+OWN_FLOOR = 8.0
+"""The curvature of an own bias is taken for at least so many times its gradient's noise, so that
+noise moves it by an eighth of a logit in each step."""
+
 BEND = {"cross_entropy": 0.5, "binary_logistic": 0.25, "squared": 2.0}
 """Second derivative in the outputs, at most; Boehning's bound for softmax."""
 
@@ -61,28 +65,19 @@ class PrivateSite:
         Where noise comes from.
     planned : Planned
         How often which answer is asked for; others are refused.
-
-    Examples
-    --------
-    >>> from torch import nn
-    >>> from equifed.contract.streams import Stream
-    >>> from equifed.models.losses import binary_logistic
-    >>> from equifed.privacy.noise import StreamNoise
-    >>> rows, labels = torch.eye(3), torch.tensor([0, 1, 1])
-    >>> model = FlatModel(nn.Linear(3, 1), binary_logistic, rows)
-    >>> privacy, ledger = Bounds(epsilon=1.0, rows=1.0, loss=2.0, rounds=5), Ledger(1.0, 1e-5)
-    >>> noise, planned = StreamNoise(Stream(0)), Planned(gradients=5)
-    >>> site = PrivateSite(privacy, ledger, model, rows, labels, noise, planned)
-    >>> site.gradient(torch.zeros(4)).shape, ledger.entries[0].steps
-    (torch.Size([4]), 1)
+    own_l2 : float, optional
+        Penalty of this client's own parameters; by default the model's.
     """
 
     def __init__(
         self, privacy: Bounds, ledger: Ledger, model: FlatModel, inputs: Tensor, targets: Tensor,
-        noise: Noise, planned: Planned,
+        noise: Noise, planned: Planned, own_l2: float | None = None,
     ) -> None:  # fmt: skip
         self.privacy, self.ledger, self.noise, self.planned = privacy, ledger, noise, planned
         self.check(privacy, model)
+        self.own_l2 = model.own_l2 if own_l2 is None else own_l2
+        self.settles = bool(model.own_size and planned.moments)
+        """Whether own parameters take a step with every gradient, not with local steps alone."""
         if len(targets) == 0:
             raise ValueError(f"Client {show_text(ledger.name)} has no rows to train on.")
         if ledger.unit != privacy.unit:
@@ -97,14 +92,18 @@ class PrivateSite:
             self._inputs = shorten(inputs.to(model.device), privacy.rows)
         else:
             design = read_design(model, inputs).double()  # sums round below what one row does
-            bias = int(any(name.endswith("bias") for name in model.shapes))  # the last column
+            self._places = find_places(model)
+            if model.own_size:
+                own = model.size + torch.arange(model.own_size, device=design.device)
+                self._places = torch.cat([self._places, own[:, None]], dim=1)
+                design = torch.cat([design, design.new_ones(self.size, 1)], dim=1)
+            bias = int(any(name.endswith("bias") for name in model.all_shapes))  # the last column
             width = design.shape[1] - bias
             features = shorten(design[:, :width], privacy.rows)
             self._inputs = torch.cat([features, design[:, width:]], dim=1)
             self._reach = math.sqrt(privacy.rows**2 + bias)
             targets_too = privacy.loss if self.linear == "squared" else 0.0
             self._square = self._reach**2 + targets_too  # of a row of Z, at most
-            self._places = find_places(model)
         self._told: list[Tensor] = []  # moments are told once
         self._file: tuple[Path, str] | None = None
         self._sigmas: dict[str, float] = {}
@@ -115,8 +114,6 @@ class PrivateSite:
         """Refuse models and units whose answers have no mechanism."""
         if privacy.unit == "client":
             raise Unanswered("unit='client' protects whole clients, not the rows at one of them.")
-        if model.own_size:
-            raise Unanswered("Own parts are functions of a client's rows; leave own=None.")
         if isinstance(model.loss, Weighted):
             raise Unanswered(
                 "Weights of classes change what a row counts, for which no bound is declared; "
@@ -132,17 +129,16 @@ class PrivateSite:
 
     # -- mechanisms -------------------------------------------------------------------------------
 
-    def price(self, kind: str) -> tuple[float, float]:
-        """Return the sensitivity of one answer and the share of rows that it is about."""
+    def price(self, kind: str, count: int | None = None) -> float:
+        """Return the sensitivity of one answer, about all rows or about so many."""
         if kind == "losses":
-            return self.privacy.loss / self.size, 1.0
+            return self.privacy.loss / self.size
         if kind == "moments":
-            return math.sqrt(2.0) * self._square / self.size, 1.0
-        q = self.planned.q if kind == "steps" else 1.0
-        return 2 * self.longest / round(q * self.size), q
+            return math.sqrt(2.0) * self._square / self.size
+        return 2 * self.longest / (count or self.size)
 
     def enter(
-        self, kind: str, sensitivity: float, q: float, steps: int = 1
+        self, kind: str, steps: int = 1, count: int | None = None
     ) -> Callable[[Tensor], Tensor]:
         """Enter answers in the ledger, or refuse them, and return what adds their noise.
 
@@ -152,12 +148,12 @@ class PrivateSite:
             planned = ", ".join(self._scales) or "nothing"
             raise Unanswered(
                 f"Client {show_text(self.ledger.name)}: {kind} are not in the plan, which has a "
-                f"share of the budget for {planned}. Give {kind} one in Privacy(shares=...), or "
-                "use an algorithm that does not ask for them."
+                f"share of the budget for {planned}. Use an algorithm that does not ask for them."
             )
         first = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
-        moved = sensitivity * self.privacy.most_rows
+        moved = self.price(kind, count) * self.privacy.most_rows
         sigma = self._sigmas[kind] = self._scales[kind] * moved * self.noise.slack
+        q = (count or self.size) / self.size
         self.ledger.spend(Entry(kind, moved * self.noise.slack, sigma, q, steps))
         turns = iter(range(first, first + steps))
         return lambda value: self.noise.add(value, moved, sigma, kind, next(turns))
@@ -169,46 +165,44 @@ class PrivateSite:
         if self.linear == "squared":
             value = self._quadratic(x)[0]
         else:
-            add_noise = self.enter("losses", *self.price("losses"))
+            add_noise = self.enter("losses")
             value = add_noise(self.mean_loss(x))
-        return float(value + self.model.penalty(x))
+        return float(value + self.model.penalty(self.uncentre(x), self.own_l2))
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return the mean of the rows' gradients, clipped to C, with that of the penalty."""
-        if self.linear == "squared":
-            value = self._quadratic(x)[1]
-        else:
-            add_noise = self.enter("gradients", *self.price("gradients"))
-            value = add_noise(self.mean_gradient(x))
-        return self.model.add_pull(self.tidy(value), x)
+        return self.step_gradients(1, None, "gradients")(x)
 
-    def step_gradients(self, steps: int, batch_size: int | None) -> Callable[[Tensor], Tensor]:
+    def step_gradients(
+        self, steps: int, batch_size: int | None, kind: str = "steps"
+    ) -> Callable[[Tensor], Tensor]:
         """Return a function that gives a noised gradient so many times.
 
         Every step draws its rows anew, without replacement; all steps are entered beforehand.
         """
         if self.linear == "squared":
-            return lambda u: self.model.add_pull(self._quadratic(u)[1], u)
+            return lambda u: self._with_pull(self._quadratic(u)[1], u)
         count = min(batch_size or self.size, self.size)
-        q = count / self.size
-        if q < 1 and self.privacy.unit == "person":
+        if count < self.size and self.privacy.unit == "person":
             raise Unanswered(
                 f"batch_size={batch_size}: samples of rows are not samples of persons; take all "
                 "rows (batch_size=None) with unit='person'."
             )
-        before = sum(entry.steps for entry in self.ledger.entries if entry.kind == "steps")
-        add_noise = self.enter("steps", 2 * self.longest / count, q, steps)
-        turns = iter(range(before, before + steps))
+        turn = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
+        add_noise, turns = self.enter(kind, steps, count), iter(range(turn, turn + steps))
 
         def answer(u: Tensor) -> Tensor:
-            turn = next(turns)
-            rows = None
-            if q < 1:
+            turn, rows = next(turns), None
+            if count < self.size:
                 rows = torch.as_tensor(self.noise.draw(count, self.size, turn))
-            value = add_noise(self.mean_gradient(u, rows))
-            return self.model.add_pull(self.tidy(value), u)
+            return self._with_pull(self.tidy(add_noise(self.mean_gradient(u, rows))), u)
 
         return answer
+
+    def _with_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Add the penalty's gradient."""
+        pull = self.model.add_pull(torch.zeros_like(x), self.uncentre(x), self.own_l2)
+        return gradient + self._centre_gradient(pull)
 
     def moments(self) -> Tensor:
         r"""Return :math:`Z^\top Z / m` with symmetric noise; it is told once and then kept.
@@ -218,7 +212,7 @@ class PrivateSite:
         if self.linear is None:
             raise Unanswered("Second moments are of linear models; this one is not.")
         if not self._told:
-            add_noise = self.enter("moments", *self.price("moments"))
+            add_noise = self.enter("moments")
             whole = self.mean_moments()
             flat = add_noise(flatten_symmetric(whole))
             self._told.append(unflatten_symmetric(flat, len(whole)))
@@ -260,8 +254,11 @@ class PrivateSite:
         """Return one block of a bound on the Hessian, with noise and without the penalty."""
         moments = self.moments()
         assert self.linear is not None
-        q = self._places.shape[1]
-        return BEND[self.linear] * moments[:q, :q]
+        if not self.settles:
+            q = self._places.shape[1]
+            return BEND[self.linear] * moments[:q, :q]
+        q, centre = self._places.shape[1] - 1, self.centre()
+        return BEND[self.linear] * (moments[:q, :q] - centre[:, None] * centre)
 
     def hessian_noise(self) -> float:
         """Return the deviation of that block's noise beside the diagonal: no secret."""
@@ -271,8 +268,44 @@ class PrivateSite:
 
     def loss_noise(self) -> float:
         """Return the deviation of the noise of one loss: no secret."""
-        moved = self.price("losses")[0] * self.privacy.most_rows
+        moved = self.price("losses") * self.privacy.most_rows
         return self._scales["losses"] * self.noise.slack * moved
+
+    # -- an own bias: kept as that of rows minus their noised mean, by which it moves alone --------
+
+    def centre(self) -> Tensor:
+        """Return the noised mean row, drawn to zero by what is noise (James and Stein 1961)."""
+        q = self._places.shape[1] - 1
+        mean = self.moments()[q, :q]
+        noise = q * self._sigmas["moments"] ** 2 / 2  # beside the diagonal
+        kept = max(0.0, 1 - noise / max(float(mean.square().sum()), 1e-300))
+        return shorten(kept * mean[None], self.privacy.rows)[0]
+
+    def uncentre(self, x: Tensor) -> Tensor:
+        """Return the same model with the bias of rows as they are."""
+        if self.linear and self.settles:
+            x, places = x.clone(), self._places
+            x[places[:, -1]] -= (x[places[:, :-1]].double() @ self.centre()).to(x)
+        return x
+
+    def _centre_gradient(self, gradient: Tensor) -> Tensor:
+        """Return what a gradient by weight and bias is by weight and the bias that is kept."""
+        if self.linear and self.settles:
+            gradient, places = gradient.clone(), self._places
+            moved = gradient[places[:, -1:]].double() * self.centre()
+            gradient[places[:, :-1]] -= moved.to(gradient)
+        return gradient
+
+    def move_own(self, own: Tensor, pull: Tensor, kind: str, lr: float = 1.0) -> Tensor:
+        """Return own parameters after a step along their noised gradient: Newton's for a bias."""
+        if self.linear is None:
+            return own - lr * pull
+        bend, q = BEND[self.linear], self._places.shape[1] - 1
+        if self.linear == "squared":
+            bend *= float(self._positive()[q, q])
+        else:
+            bend = max(bend, OWN_FLOOR * self._sigmas[kind])
+        return own - pull / (bend + self.own_l2)
 
     # -- exact, clipped: none of this leaves without noise ----------------------------------------
 
@@ -291,7 +324,7 @@ class PrivateSite:
             if self.linear is None:
                 each = self.model.sample_losses(x, self._inputs, self._targets)
             else:
-                outputs = self._inputs @ x[self._places].T.double()
+                outputs = self._inputs @ self.uncentre(x)[self._places].T.double()
                 each = self.model.loss(outputs, self._targets)
         return torch.nan_to_num(each.double(), nan=b, posinf=b).clamp(0, b).sum() / self.size
 
@@ -318,8 +351,11 @@ class PrivateSite:
         """Return it in closed form: slopes times rows."""
         assert self.linear is not None
         with torch.no_grad():
-            slopes = DERIVATIVES[self.linear].first(inputs @ x[self._places].T.double(), targets)
+            outputs = inputs @ self.uncentre(x)[self._places].T.double()
+            slopes = DERIVATIVES[self.linear].first(outputs, targets)
             slopes = torch.nan_to_num(slopes, nan=0.0, posinf=0.0, neginf=0.0)
+            if self.settles:
+                inputs = torch.cat([inputs[:, :-1] - self.centre(), inputs[:, -1:]], dim=1)
             lengths = slopes.norm(dim=1) * inputs.norm(dim=1)
             shrink = (self.longest / lengths).clamp(max=1.0)
             found = torch.zeros_like(x)
@@ -345,16 +381,20 @@ class PrivateSite:
             gradient[self._places] = part - part.mean(dim=0)
         return gradient
 
-    def _quadratic(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a squared loss and its gradient from the noised moments, made positive."""
+    def _positive(self) -> Tensor:
+        """Return the noised moments, made positive."""
         values, axes = torch.linalg.eigh(self.moments())
-        whole = (axes * values.clamp(min=0.0)) @ axes.T
-        places = self._places
-        q, w = places.shape[1], x[places].double().T  # (q, k)
+        whole: Tensor = (axes * values.clamp(min=0.0)) @ axes.T
+        return whole
+
+    def _quadratic(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a squared loss and its gradient from the noised moments."""
+        whole, places = self._positive(), self._places
+        q, w = places.shape[1], self.uncentre(x)[places].double().T  # (q, k)
         gram, cross, own = whole[:q, :q], whole[:q, q:], whole[q:, q:]
         bent, found = gram @ w, torch.zeros_like(x)
         found[places] = (2 * (bent - cross)).T.to(x)
-        return ((w * (bent - 2 * cross)).sum() + own.trace()).to(x), found
+        return ((w * (bent - 2 * cross)).sum() + own.trace()).to(x), self._centre_gradient(found)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -364,7 +404,10 @@ class PrivateSite:
 
 def linear_loss(model: FlatModel) -> FittedLoss | None:
     """Return the loss of a linear model whose derivatives are known; None for other models."""
-    return None if trained_rows(model) is None else fitted_loss(model.loss)
+    own = [name.rpartition(".")[2] for name in model.own_shapes]
+    if own not in ([], ["bias"]) or trained_rows(model) is None:
+        return None
+    return fitted_loss(model.loss)
 
 
 def shorten(rows: Tensor, length: float) -> Tensor:

@@ -313,7 +313,7 @@ def measure_each(kind: Metric, scores: SampleScores) -> Losses:
 def is_small_and_convex(clients: Any, data: Federation) -> bool:
     """Tell whether own models cost next to nothing, so that every run can have them."""
     model, train = clients.model, data.train
-    if model is None or clients.group() is not None:
+    if model is None or clients.group() is not None or clients.adds_noise():
         return False
     if linear_layer(model.module, model.input_dimensions) is None:
         return False
@@ -333,6 +333,7 @@ def list_beside(built: Run) -> list[str]:
     small = bool(splits) and is_small_and_convex(clients, built.federation)
     found, core = [], layers(built.algorithm)[-1]
     if small if asked == "auto" else asked:
+        _refuse_noised(clients)
         if not is_solvable(clients.model) and find_local(built.algorithm) is None:
             raise ValueError(
                 "Own models of this kind are trained by local steps of a fixed length, which "
@@ -385,10 +386,20 @@ def solve_average(history: History, clients: Clients) -> MetricRecord | None:
     return run.last(*shown)
 
 
+def _refuse_noised(clients: Any) -> None:
+    """Refuse own models beside a private run: their numbers would tell of the rows, unpaid."""
+    if clients.adds_noise():
+        raise ValueError(
+            "Own models are fitted to the rows without noise, which no privacy budget covers; omit "
+            "with_alone."
+        )
+
+
 def fit_alone(
     history: History, clients: Any, data: Federation, algorithm: Any, rounds: int
 ) -> dict[str, Any] | None:
     """Fit own models to be told beside a shared one, and return the event; None: no metric."""
+    _refuse_noised(clients)
     shown, local = history.main_metric(), find_local(algorithm)
     if shown is None:
         return None

@@ -22,7 +22,7 @@ from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.split import Holdout
-from equifed.privacy.settings import Privacy
+from equifed.privacy.clients import Privacy
 from equifed.runs import schema
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.private import PRIVACY, construct_privacy, resolve_privacy

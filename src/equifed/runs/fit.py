@@ -11,7 +11,7 @@ from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.models.predictor import Predictor
-from equifed.privacy.settings import Privacy
+from equifed.privacy.clients import Privacy
 from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
 from equifed.runs.outcome import finish, tabulate
 from equifed.runs.private_fit import fit_privately

@@ -9,8 +9,7 @@ from torch import nn
 
 from equifed.data.federation import Federation
 from equifed.models.losses import SampleLoss
-from equifed.privacy.clients import PrivateClients
-from equifed.privacy.settings import Privacy
+from equifed.privacy.clients import Privacy, PrivateClients
 from equifed.runs.schema import Checker, ConfigError, Table, blame, construct, settings
 
 PRIVACY = settings(Privacy, ("rounds",))

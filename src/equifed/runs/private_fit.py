@@ -30,8 +30,8 @@ from equifed.objectives import Average, ChiSquare
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.clients import PrivateClients
 from equifed.privacy.ledger import Ledger
-from equifed.privacy.noise import StreamNoise
-from equifed.privacy.questions import count_questions
+from equifed.privacy.noise import make_noise
+from equifed.privacy.plan import count_questions
 from equifed.privacy.site import PrivateSite, Unanswered
 from equifed.runs.candidates import BASE, L2, RHOS, SHARE, Choice, Point, Score, model_for
 from equifed.runs.outcome import describe_gain, list_rows, score_rows, tell_apart
@@ -153,8 +153,6 @@ def _hold_out(data: Federation, privacy: Bounds, seed: int, keep_own: bool) -> F
         raise TypeError(f"privacy must be ef.Privacy(...), got {type(privacy).__name__}.")
     if keep_own:
         raise Unanswered("Own models are functions of a client's rows; leave keep_own=False.")
-    if privacy.shares is not None:
-        raise Unanswered("fit splits the budget by its own rule; leave shares out.")
     if data.test is None:
         raise Unanswered("A private model is measured on test rows alone; give test=0.25.")
     fitted = data.preparation is not None and data.preparation.is_fitted
@@ -178,7 +176,7 @@ def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
     def site(i: int, split: Split, part: float, planned: Planned, ledger: Ledger) -> PrivateSite:
         """Return what answers; its noise is addressed by the ledger, which both sites share."""
         inputs, targets = (as_data(values, torch.float64, "cpu") for values in split.client(i))
-        noise, bounds = StreamNoise(stream.at(i)), Part(**vars(privacy), part=part)
+        noise, bounds = make_noise(stream.at(i), privacy.secret), Part(**vars(privacy), part=part)
         return PrivateSite(bounds, ledger, clients.model, inputs, targets, noise, planned)
 
     trained, held = list[PrivateSite](), list[PrivateSite | None]()

@@ -145,7 +145,9 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         random_state: int | np.random.RandomState | None = 0,
         own: str | Sequence[str] | None = None,
         own_l2: float | None = None,
+        privacy: Any = None,
     ) -> None:
+        self.privacy = privacy
         self.own = own
         self.own_l2 = own_l2
         self.objective = objective
@@ -170,6 +172,11 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         targets = self._read_targets(given, weights)
         check_own(self.own, clients, weights)
         solving.check_parameters(self.l2, self.rounds, self.tol)
+        if self.privacy is not None and weights is not None:
+            raise ValueError(
+                "privacy and sample_weight do not go together: no bound is declared on what a row "
+                "counts; leave one of them out."
+            )
         self._train(Rows.sort(inputs, targets, clients, weights))
         return self
 
@@ -194,22 +201,21 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             init="fresh" if isinstance(self.model, str) else "given",
             own=chosen["own"],
             own_l2=chosen["own_l2"],
+            privacy=self.privacy,
         )
         algorithm = solving.build_algorithm(
             self.algorithm, chosen["objective"], engine, rows.sizes, int(seed)
         )
-        exact = isinstance(algorithm, FairNewton)
-        self.history_ = train(
-            algorithm,
-            engine,
-            rounds=self.rounds,
-            seed=int(seed),
-            evaluate=("train",),
-            every=self.rounds,
-            progress=False,
-            stop=[solving.StopAtDecrement(self.tol) if exact else StopWhen(at_gap=self.tol)],
-        )
-        solving.warn_if_unfinished(self.history_, algorithm, engine, self.tol)
+        if self.privacy is None:
+            exact = isinstance(algorithm, FairNewton)
+            plan: dict[str, Any] = {"rounds": self.rounds, "evaluate": ("train",)}
+            stop = solving.StopAtDecrement(self.tol) if exact else StopWhen(at_gap=self.tol)
+            plan |= {"every": self.rounds, "stop": [stop]}
+        else:  # nothing is asked that is not paid for
+            plan = {"rounds": self.privacy.rounds, "evaluate": ()}
+        self.history_ = train(algorithm, engine, seed=int(seed), progress=False, **plan)
+        if self.privacy is None:
+            solving.warn_if_unfinished(self.history_, algorithm, engine, self.tol)
         self.n_iter_ = len(self.history_.rounds)
         self.clients_ = rows.clients
         self._names = {name_key(c): n for c, n in zip(rows.clients, rows.names, strict=True)}
@@ -233,6 +239,8 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         usual = words and (self.model, self.algorithm) == ("linear", "auto") and self.fit_intercept
         if len(data) < 2:
             self.choice_ = "an ordinary model: there are no clients to serve (fit with clients=)"
+        elif self.privacy is not None:
+            self.choice_ = "one model for the average: to choose has a price, too (ef.fit pays it)"
         elif weighted or not usual or self.own is not None or data.train.targets.ndim > 1:
             self.choice_ = "one model for the average: the rule is for plain linear models"
         else:
@@ -309,6 +317,11 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         Without own parts ``clients`` makes no difference to predictions.
     own_l2 : float, optional
         Strength of the penalty on own parameters, as for :func:`equifed.simulate`.
+    privacy : Privacy, optional
+        Differential privacy of the rows, as for :func:`equifed.simulate`: ``equifed.Privacy(...)``,
+        which says how many rounds there are. Every call of ``fit`` spends its budget, so that those
+        of a grid search add up; ``secret=True`` is for models that are published. Names of classes
+        and clients, and the number of rows, are not protected.
 
     Attributes
     ----------

@@ -126,7 +126,8 @@ def _solves(engine: Simulated, objective: Any) -> bool:
     """Tell whether FairNewton is for this model and objective."""
     linear = linear_layer(engine.model.module, engine.model.input_dimensions) is not None
     positive = isinstance(objective, SaddleObjective) and objective.l1_norm(2) <= 1 + 1e-9
-    return linear and positive and engine.model.size <= WHOLE["full"] and not engine.remembers_own()
+    known = not (engine.remembers_own() or engine.adds_noise())
+    return linear and positive and engine.model.size <= WHOLE["full"] and known
 
 
 def check_parameters(l2: Any, rounds: Any, tol: Any) -> None:
