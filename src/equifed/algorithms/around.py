@@ -233,7 +233,7 @@ class AveragedState(WrapperState):
 
 @dataclass(frozen=True)
 class Averaged(Wrapper):
-    r"""Gives out a mean of the models, in which later ones count more.
+    r"""Returns a mean of the models, in which later ones count more.
 
     .. math:: \bar x_t = \Bigl(1 - \frac{\eta + 1}{t + \eta}\Bigr) \bar x_{t-1}
               + \frac{\eta + 1}{t + \eta}\, x_t, \qquad

@@ -238,7 +238,7 @@ class GuardedClients(ClientsView):
 
 @dataclass(frozen=True)
 class Guarded(Wrapper):
-    r"""Keeps a client that lies, or is broken, from leading the others.
+    r"""Bounds the influence of dishonest or broken clients on any algorithm.
 
     * A **claim** (a loss) far above or below all current claims enters clipped.
     * No client has more than a **cap** of the weight. Where the algorithm has an objective this is

@@ -23,7 +23,7 @@ Mode = Literal["watch", "on", "off"]
 
 @dataclass(frozen=True)
 class Guard:
-    r"""What a guard does, and when.
+    r"""Settings of a guard against dishonest or broken clients.
 
     A claimed loss :math:`l_i` enters clipped, and a vector :math:`v_i` (an update, a gradient) of
     weight :math:`\lambda_i` counts as if it were shorter, beyond

@@ -77,7 +77,7 @@ class _Table:
 
 @dataclass(frozen=True)
 class Remembering(Wrapper):
-    r"""Lets clients that were not sampled count with what they sent last.
+    r"""Counts clients that were not sampled with their last answer.
 
     .. math::
 

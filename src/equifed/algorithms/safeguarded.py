@@ -75,7 +75,7 @@ class State(WrapperState):
 
 @dataclass(frozen=True)
 class Safeguarded(Wrapper):
-    r"""Goes back to the best point and halves the step sizes where they were too bold.
+    r"""Returns to the best point and halves the step sizes where these were too large.
 
     Where a round is much worse than the best one (its certified gap 100 times the best; or, without
     a certificate, its objective more than doubled *and* more than half of what was gained lost

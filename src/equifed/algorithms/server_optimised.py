@@ -33,7 +33,7 @@ class State(WrapperState):
 
 @dataclass(frozen=True)
 class ServerOptimised(WeightedWrapper):
-    r"""Treats what a round moved the model by as a gradient, and steps by an optimiser.
+    r"""Applies a server optimiser to the change of each round.
 
     .. math::
 

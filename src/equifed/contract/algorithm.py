@@ -24,7 +24,7 @@ Touch = tuple[int, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """What a round says so that its starting point can be proved to be near the optimum.
+    """What a round hands out so that training can certify its model.
 
     All of it is about one model ``x``, all samples of all clients, and one objective. The training
     loop compares it with what the clients themselves answered, and makes the number: whoever
@@ -80,7 +80,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Info:
-    """What a round can tell about itself; only a wrapper of the algorithm ever reads it back.
+    """What a round reports: weights, numbers, notes, a proof.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ AnyAlgorithm = Algorithm[Any]
 
 
 class Federated:
-    """A dataclass whose common settings are checked, and that gives out its last model.
+    """Base class of algorithms: checks common settings and returns the last model.
 
     ``one_sum`` says that uniformly sampled clients move the model by one sum, which is told the
     weights of all (``vectors.step``): :class:`equifed.Remembering` may go around it. ``allowed``

@@ -63,7 +63,7 @@ class BlockMatrix:
 
 
 class ClientVectors(ABC):
-    """One vector per client, kept where it is: shape (n, d) in thought only.
+    """One vector per client, kept where it was computed.
 
     A handle gives out weighted sums and norms, never a single client's vector.
 

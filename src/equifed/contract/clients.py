@@ -28,7 +28,7 @@ NO_MEMORY = "these clients keep no vectors from round to round; use an algorithm
 
 @dataclass(frozen=True)
 class Moved:
-    """What came of one call of ``local_steps``.
+    """The result of one call of ``local_steps``.
 
     Parameters
     ----------

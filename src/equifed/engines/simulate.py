@@ -79,7 +79,7 @@ def simulate(
     own_steps: OwnSteps = "auto",
     privacy: MakesClients | None = None,
 ) -> Simulated:
-    """Return the clients of a federation, carried out in this process.
+    """Simulate the clients of a federation in this process.
 
     Parameters
     ----------

@@ -298,7 +298,7 @@ REDUCERS = {
 def summary(
     values: ArrayLike, sizes: ArrayLike | None = None, *, higher_is_better: bool
 ) -> dict[str, float]:
-    """Return every reducer of one vector, by name, and ``clients``: how many were summarised.
+    """Return every reducer of one vector by name, and the number of ``clients``.
 
     Reducers that are not defined for negative values are NaN when there are any.
 

@@ -227,7 +227,7 @@ def base_loss(loss: Any) -> Any:
 def weigh_classes(
     loss: SampleLoss, weights: ClassWeights | None, federation: Federation
 ) -> SampleLoss:
-    """Return a loss in which every class counts as it should.
+    """Return a loss that weighs classes.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ class CappedTail(SymmetricSet, CappedSet):
 
 
 def with_cap(objective: Objective, cap: float) -> SaddleObjective:
-    """Return the objective in which nobody has more than ``max(cap, 2 / n)`` of the weight.
+    """Return the objective with every weight at most ``max(cap, 2 / n)``.
 
     It is exact, or the objective is refused.
 

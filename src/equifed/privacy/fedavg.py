@@ -28,7 +28,7 @@ class State:
 
 @dataclass(frozen=True)
 class PrivateFedAvg(Federated):
-    r"""FedAvg whose models tell little of any one client (McMahan et al. 2018).
+    r"""FedAvg with differential privacy of whole clients (McMahan et al. 2018).
 
     .. math::
 

@@ -112,7 +112,7 @@ def fit(
     privacy: Privacy | None = None,
     **columns: Any,
 ) -> Served:
-    """Serve all clients: solve what may help, choose on held-out rows, measure once.
+    """Fit a model that serves all clients: solve candidates, choose on held-out rows, test once.
 
     Tried are one model for the average, fair objectives (chi-square) along a path of strengths, an
     own bias of every client along a path of penalties, and both, each with four penalties. The one

@@ -51,7 +51,7 @@ def load_predictor(
     personalised: bool = False,
     trust: bool = False,
 ) -> Predictor:
-    """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
+    """Load the model of a run folder, or what ``equifed export`` wrote, for predictions.
 
     The module is built again from the run's configuration (own code by its address), or by the
     model's name if the run was one of :func:`equifed.train`, and given the weights of

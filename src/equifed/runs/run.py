@@ -41,7 +41,7 @@ def run(
     with_alone: Literal["auto"] | bool | None = None,
     track: Sequence[str] = (),
 ) -> History:
-    """Run a configuration, into a run folder if ``out`` names one.
+    """Run a configuration; ``out`` names the run folder.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def resume(
     accept_config: bool = False,
     trust: bool = False,
 ) -> History:
-    """Go on with the run in a folder; from its beginning if it was killed before it saved.
+    """Resume the run in a folder; from its beginning if nothing was saved.
 
     Parameters
     ----------

@@ -188,7 +188,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Giver:
-    """Keeps the models that may be given out, and chooses among them at the end.
+    """Keeps the models that may be returned, and chooses one at the end.
 
     ``"auto"`` is ``"certified"`` where a round of the last half has a certificate that says
     something; else ``"average"`` where steps of constant length leave noise: a round of the last

@@ -36,7 +36,7 @@ __all__ = ["History", "MetricRecord", "Predicts", "RoundRecord"]
 
 @dataclass(repr=False, eq=False)
 class History:
-    """A run, as it is recorded; :func:`equifed.train` returns one and a run folder holds one.
+    """The record of a run: what :func:`equifed.train` returns and a run folder holds.
 
     Attributes
     ----------

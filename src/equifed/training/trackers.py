@@ -33,7 +33,7 @@ PLAIN_SECONDS = 10.0
 
 
 class Callback:
-    """Told what happens; the progress bar and trackers are such. Every method may be left out.
+    """Base class of what follows a run: progress bars, trackers. Every method is optional.
 
     >>> import equifed as ef
     >>> class Tell(ef.Callback):
