@@ -88,7 +88,7 @@ def violation(objective: SaddleObjective, weights: Array) -> float:
             over = float(weights.max()) - max(objective.cap, 2 / n)
             return max(violation(objective.base, weights), over)
         case RelativeFairness(cap=float()):
-            over = float(np.abs(weights).max()) - max(objective.cap or 0.0, 2 / n)
+            over = float(np.abs(weights).max()) - largest_signed(objective, n)
             return max(_violation_of_integrated_set(objective, weights), over)
         case RelativeFairness():
             return _violation_of_integrated_set(objective, weights)
@@ -124,6 +124,20 @@ def _violation_of_integrated_set(objective: RelativeFairness, weights: Array) ->
         low = -max_over_side(objective.lower, -subset)
         worst = max(worst, float(subset @ weights) - (high - phi * low) / (1 - phi))
     return worst
+
+
+def largest_signed(objective: RelativeFairness, n: int) -> float:
+    """Return the cap of relative fairness: the smaller, the more positive weights can sum to.
+
+    The sets are symmetric, so the first k clients have the largest sum of k weights.
+    """
+    phi = objective.phi
+    positive = max(
+        (max_over_side(objective.upper, first) + phi * max_over_side(objective.lower, -first))
+        / (1 - phi)
+        for first in np.tril(np.ones((n, n)))
+    )
+    return max(max(objective.cap or 0.0, 2 / n) / positive, min(1.0, 1.5 / n))
 
 
 def max_over_side(side: Any, losses: Array) -> float:
@@ -166,7 +180,7 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             return [*constraints, w <= max(objective.cap, 2 / n)], penalty
         case RelativeFairness(cap=float()):
             constraints, penalty = solver_parts(replace(objective, cap=None), w)
-            return [*constraints, cp.abs(w) <= max(objective.cap or 0.0, 2 / n)], penalty
+            return [*constraints, cp.abs(w) <= largest_signed(objective, n)], penalty
         case RelativeFairness():
             a, b = cp.Variable(n), cp.Variable(n)
             constraints = solver_parts(objective.upper, a)[0] + solver_parts(objective.lower, b)[0]

@@ -296,11 +296,8 @@ def test_the_limit_of_updates_is_where_a_liar_that_knows_all_lengths_expects_it(
 
     def as_long_as(times: float) -> Any:
         def multiply(lengths: Any, place: int, _: str) -> float:
-            return float(
-                times
-                * find_usual(np.where(lengths == lengths[place], np.inf, lengths))
-                / lengths[place]
-            )
+            others = np.where(np.arange(len(lengths)) == place, np.inf, lengths)
+            return float(times * find_usual(others) / lengths[place])
 
         return with_liar(clients(), 0, update=multiply)
 

@@ -342,7 +342,16 @@ def test_a_signal_saves_the_round_and_says_how_to_resume(
     """Without a checkpoint of that round: they are written every so many seconds alone."""
     out, told = tmp_path / "out", "equifed.training.loop.CHECKPOINT_SECONDS = 1e9"
     code = f"import equifed.training.loop; {told}; from equifed.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "run", str(config(rounds=100_000)), "--out", str(out)]
+    heard = f"import signal; signal.signal(signal.{number}, signal.SIG_DFL)"  # nohup ignores one
+    command = [
+        sys.executable,
+        "-c",
+        f"{heard}; {code}",
+        "run",
+        str(config(rounds=100_000)),
+        "--out",
+        str(out),
+    ]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for _ in range(600):

@@ -105,7 +105,7 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
 def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) -> None:
     """Each seed's own bias after training comes from the run that it is compared with."""
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))  # the short form needs no files
-    trained, fair = "FedAvg, server momentum", "SCAFF-PD, averaged"
+    trained, fair = "FedAvg, server momentum", "tuned SCAFF-PD, averaged"
     changes: dict[str, Any] = {"run": {"data": {"path": str(tmp_path / "images.npz")}},
                                "groups": [[trained, fair], ["alone"]], "seeds": [0]}  # fmt: skip
     outcome = reproduce("own-cifar", tmp_path, quick=True, changes=changes)
@@ -149,7 +149,7 @@ def test_validation_samples_choose_between_own_biases_and_fine_tuning(
     monkeypatch.setattr(fine_tune, "STEPS", (5,))
     judged, score = [], fine_tune._score
     monkeypatch.setattr(fine_tune, "_score", lambda *given: judged.append(0) or score(*given))
-    fair = "SCAFF-PD, averaged"
+    fair = "tuned SCAFF-PD, averaged"
     changes: dict[str, Any] = {"run": {"data": {"path": str(tmp_path / "images.npz")}},
                                "groups": [[fair]], "seeds": [0],
                                "personalise": {fair: ["bias", "all"]}}  # fmt: skip

@@ -178,7 +178,7 @@ def test_numbers_that_a_model_cannot_compute_with(engine):
     X, y = np.random.default_rng(0).normal(size=(4, 3)), np.array([0.0, 1.5, 2.5, 1.0])
     for bad in ((1e300 * X, y), (X, 1e300 * y)):
         data = Federation.from_clients({"north": (X, y), "south": bad})
-        with pytest.raises(ValueError, match=r"Client south: .*largest of torch.float32; scale"):
+        with pytest.raises(ValueError, match=r"Client south: .*largest of torch.float32; rescale"):
             simulate(data, "linear", engine=engine)
         assert simulate(data, "linear", engine=engine, dtype=torch.float64).model.size == 4
 
