@@ -242,10 +242,10 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
         growth = _growth(clients, x, control, rate, near, stream.at("try", attempt))
         if growth is not None and growth >= 1.6:
             return max(rough, (1 + growth) / rate)
-        if growth == 0:  # slopes flattened out on the way: the first gradient is small by luck
+        if growth == 0 and near < 1e6 * rough:
             near *= 100
             continue
-        if growth is None:  # moved too far to count as one Hessian
+        if not growth:  # moved too far to count as one Hessian
             high, wanted = rate, rate / 3
         else:  # too little to tell the largest eigenvalue from the others
             low, wanted = rate, rate * (3.1 / (1 + growth) if growth > 1.1 else 2.0)
