@@ -366,7 +366,8 @@ def fit(
     folder = out or Path("runs") / f"fit-{table.stem}-{seed}"
     apart = {keep_together, time, split} - {None}
     together = keep_together or (None if apart else next(iter(guess.groups), None))
-    options = {"keep_together": together, "time": time, "split": split, "report_by": report_by}
+    options: dict[str, Any] = {"keep_together": together, "time": time}
+    options |= {"split": split, "report_by": report_by}
     guess = replace(guess, features=tuple(n for n in guess.features if n not in apart))
     again = (
         f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"

@@ -179,6 +179,8 @@ def read_last_layer(
         outputs = run(module).double()
     finally:
         hook.remove()
+    if not len(outputs):  # nothing was run
+        outputs = outputs.new_zeros(0, layer.out_features)
     entered = torch.cat(seen).double() if seen else outputs.new_zeros(0, layer.in_features)
     if entered.dim() == 2 and len(entered) == len(outputs):
         wanted = entered @ layer.weight.double().T

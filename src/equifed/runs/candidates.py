@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -133,26 +133,13 @@ def choose(
     may_fold: bool = True, keep_own: bool = False,
 ) -> Choice:  # fmt: skip
     """Try the candidates on held-out rows, and take one."""
-    if len(data) == 1:
-        raise DataError(
-            f"fit chooses what serves several clients; there is only one, {data.names[0]!r}. Check "
-            "the client column, or train one model for it with equifed.train."
-        )
-    targets = data.train.targets
-    if (targets == targets[:1]).all():
-        raise DataError(
-            f"Every training row has the target {data.in_units(targets[0])}: there is nothing to "
-            "learn; check the target column."
-        )
+    check_clients(data)
     folds, rows = hold_out(data, seed, may_fold)
     made = {"data": data.checksum(), "seed": seed, "tried": [L2, RHOS, OWN_L2, OWN_RHOS]}
     trials = Trials(folds, made, None if folder is None else folder / TRIED, tell)
     scores = try_linear(trials)
     point = min(scores, key=lambda p: scores[p].mean)
-    best: dict[str, Point] = {}
-    for p in sorted(scores, key=lambda p: scores[p].mean):
-        best.setdefault(p.family, p)
-    best = dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
+    best = find_best(scores)
     told = {family: scores[p] for family, p in best.items()}
     held = np.sum([_sizes(fold) for fold in folds], axis=0)
     notes, l2s, keepers = [], np.full(len(data), L2[-1]), tuple[str, ...]()
@@ -178,6 +165,29 @@ def choose(
         mine = Score(*(np.where(kept, own, shared) for own, shared in pairs))
     told[choice.name] = mine
     return choice
+
+
+def check_clients(data: Federation) -> None:
+    """Refuse data in which there is nothing to choose or to learn."""
+    if len(data) == 1:
+        raise DataError(
+            f"fit chooses what serves several clients; there is only one, {data.names[0]!r}. Check "
+            "the client column, or train one model for it with equifed.train."
+        )
+    targets = data.train.targets
+    if (targets == targets[:1]).all():
+        raise DataError(
+            f"Every training row has the target {data.in_units(targets[0])}: there is nothing to "
+            "learn; check the target column."
+        )
+
+
+def find_best(scores: Mapping[Point, Score]) -> dict[str, Point]:
+    """Return the best of every family, the plain average first; of equals the one tried first."""
+    best: dict[str, Point] = {}
+    for p in sorted(scores, key=lambda p: scores[p].mean):
+        best.setdefault(p.family, p)
+    return dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
 
 
 def try_linear(trials: Trials) -> dict[Point, Score]:
@@ -269,6 +279,16 @@ def read_score(history: History, split: str) -> Score:
 
 
 # -- rows that are held out -------------------------------------------------------------------
+
+
+def with_validation(data: Federation, seed: int, error: type[ValueError] = DataError) -> Federation:
+    """Return data with validation rows; refuse those that were prepared without."""
+    fitted = data.preparation is not None and data.preparation.is_fitted
+    if data.validation is None and not fitted:
+        data = data.split(validation=SHARE, seed=seed)
+    if data.validation is None or not len(data.validation):
+        raise error("There are no validation rows to choose on; give validation=0.15.")
+    return data
 
 
 def hold_out(data: Federation, seed: int, may_fold: bool = True) -> tuple[list[Federation], str]:
@@ -382,11 +402,7 @@ class Trials:
         path = self.folder / (name.replace(" ", "-").replace(",", "") + ".json")
         if path.exists():
             held = read_sealed(path)
-            if held["made"] != json.loads(json.dumps(self.made)):
-                raise RunFolderError(
-                    f"{self.folder} holds results of other data or settings; choose another "
-                    "folder, or pass --overwrite (in Python overwrite=True) to replace it."
-                )
+            refuse_other(held, self.made, self.folder)
             return [Score(*(np.array(v, dtype=np.float64) for v in s.values()))
                     for s in held["scores"]]  # fmt: skip
         scores = compute()
@@ -395,6 +411,15 @@ class Trials:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_file(path, seal({"made": self.made, "scores": told}))
         return scores
+
+
+def refuse_other(held: Mapping[str, Any], made: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what was tried on other data or with other settings."""
+    if held["made"] != json.loads(json.dumps(made)):
+        raise RunFolderError(
+            f"{folder} holds results of other data or settings; choose another folder, or pass "
+            "--overwrite (in Python overwrite=True) to replace it."
+        )
 
 
 def _sizes(fold: Federation) -> Losses:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from torch import nn
+
+from equifed.contract.local import LocalSGD
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.models.predictor import Predictor
 from equifed.privacy.clients import Privacy
 from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
+from equifed.runs.network_fit import clear, is_network, try_networks
 from equifed.runs.outcome import finish, tabulate
 from equifed.runs.private_fit import fit_privately
 from equifed.training.files import refuse_links, seal, write_file
@@ -43,7 +48,7 @@ class Served:
     history : History
         The run of the chosen model, with its certificate.
     runs : dict of History
-        The best candidate of every kind, solved on all rows but test rows.
+        The best candidate of every kind, solved on all rows but test rows; a network as trained.
     """
 
     chosen: Choice
@@ -110,6 +115,9 @@ def fit(
     overwrite: bool = False,
     tell: Callable[[str], None] | None = None,
     privacy: Privacy | None = None,
+    model: nn.Module | str | None = None,
+    rounds: int | None = None,
+    local: LocalSGD | None = None,
     **columns: Any,
 ) -> Served:
     """Fit a model that serves all clients: solve candidates, choose on held-out rows, test once.
@@ -143,6 +151,14 @@ def fit(
         Rows for training and validation answer with noise, from one budget: few shared models are
         tried, for the average and fair, each with ``privacy.rounds`` rounds. They and the losses
         that choose are paid for; the chosen one is not solved again, and has no proof.
+    model : torch.nn.Module or str, optional
+        A network, as for :func:`equifed.simulate`: it is trained for the average and for two fair
+        objectives, and each is tried with own biases fitted after training, too. Linear models are
+        solved as without it.
+    rounds : int, optional
+        Of every training of a network; 100.
+    local : LocalSGD, optional
+        Work of every client in a round of a network; by default its step size is measured.
     **columns
         What else :meth:`equifed.Federation.from_table` takes: ``features``, ``keep_together``,
         ``time``, ``categorical``, ``task``, ``validation``, ...
@@ -155,6 +171,8 @@ def fit(
     True
     """
     federation = read_data(data, client, target, test, seed, columns)
+    network = model if is_network(model, federation) else None
+    _check_asked(network is not None, rounds, local, privacy, keep_own)
     if federation.test is not None and not federation.test.offsets[-1]:  # too few rows for any
         federation = replace(federation, test=None)
     folder = None if out is None else Path(out)
@@ -165,18 +183,46 @@ def fit(
         served = Served(*fit_privately(federation, privacy, seed, say, keep_own), seed)
     else:
         untested = replace(federation, test=None)  # no test row is read before choice is stored
-        apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
-        random = not (apart or isinstance(data, Federation))
-        choice = choose(untested, seed, folder, say, random, keep_own)
+        end: Callable[..., Any]
+        if network is None:
+            apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
+            random = not (apart or isinstance(data, Federation))
+            choice = choose(untested, seed, folder, say, random, keep_own)
+            end = partial(finish, choice=choice)
+        else:
+            tried = try_networks(untested, network, rounds, local, seed, folder, say)
+            choice, end = tried.choice, tried.finish
         if folder is not None:
             write_file(folder / CHOICE, seal(choice.to_dict()))
-        served = Served(choice, *finish(federation, choice), seed)
+        served = Served(choice, *end(federation), seed)
     if folder is not None:
         served.save(folder, overwrite=True)
         if federation.divided is not None and privacy is None:
             write_file(folder / SPLIT, federation.divided.encode())
         served.report(folder / REPORT)
     return served
+
+
+def _check_asked(
+    network: bool, rounds: int | None, local: Any, privacy: Any, keep_own: bool
+) -> None:
+    """Refuse what does not go with a network, or with a model that is solved."""
+    if not network:
+        if rounds is not None or local is not None:
+            raise ValueError(
+                "rounds and local are of a network (model=); linear models are solved to their end."
+            )
+        return
+    if privacy is not None:
+        raise ValueError(
+            "fit takes no network under privacy=: every candidate would be a whole training, and "
+            "own biases fitted after it have no noise. Leave model out (a linear model), or train "
+            "one network with equifed.train on equifed.simulate(..., privacy=)."
+        )
+    if keep_own:
+        raise ValueError("keep_own is about linear own models; leave it out with a network.")
+    if local is not None and not isinstance(local, LocalSGD):
+        raise TypeError(f"local must be ef.LocalSGD(...), got {type(local).__name__}.")
 
 
 def read_data(
@@ -213,4 +259,5 @@ def _open(folder: Path, overwrite: bool) -> None:
     if overwrite:
         for file in (folder / TRIED).glob("*.json"):
             file.unlink()
+        clear(folder / TRIED)
     folder.mkdir(parents=True, exist_ok=True)

@@ -350,14 +350,14 @@ def evaluate(
     inputs = as_data(federation.train.inputs, dtype, "cpu")
     part = OwnPart(tuple(own), "joint", 0.0) if own else None
     model = FlatModel(predictor.module, loss, inputs[:3], dtype=dtype, own=part)
-    rows = _own_rows(predictor, federation.names, model) if own else None
+    rows = own_rows(predictor, federation.names, model) if own else None
     measure = FederationEvaluator(federation, model)
     (found,) = measure(model.flatten(predictor.module), ("train",), own=rows)
     history = History.load(run.path, model=False)
     return [_compare(name, values, federation, history) for name, values in found.metrics.items()]
 
 
-def _own_rows(predictor: Predictor, names: Sequence[str], model: FlatModel) -> Any:
+def own_rows(predictor: Predictor, names: Sequence[str], model: FlatModel) -> Any:
     """Return the own part of every client, the mean for those who took no part in training."""
     parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
     rows = torch.cat(parts, dim=1).to(model.dtype)

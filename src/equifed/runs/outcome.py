@@ -32,6 +32,7 @@ from equifed.training.history import History
 
 LEVEL = 0.05
 """Gains that chance alone would give more often than this are called chance."""
+NO_TEST = "There are no test rows, so what the choice brings is not known."
 
 
 def finish(
@@ -52,7 +53,7 @@ def finish(
     if has_rare_class(whole):
         add_auroc(rows, runs, whole, pairs, split)
     if data.test is None:
-        return "There are no test rows, so what the choice brings is not known.", rows, runs
+        return NO_TEST, rows, runs
     mine, base = (
         score_rows(whole, cast(Predictor, runs[k].predictor()), split) for k in (choice.name, BASE)
     )

@@ -224,7 +224,7 @@ def _take_best(tried: Sequence[Choice], score: Callable[[Choice], float]) -> Cho
 
 
 @dataclass(frozen=True, eq=False)
-class _Samples:
+class Samples:
     """A client's samples as the last layer sees them: rows of the own part's design, outputs."""
 
     design: Tensor
@@ -232,8 +232,9 @@ class _Samples:
     targets: Tensor
     loss: Any
 
-    def take(self, rows: Any) -> _Samples:
-        return _Samples(self.design[rows], self.outputs[rows], self.targets[rows], self.loss)
+    def take(self, rows: Any) -> Samples:
+        """Return some of them."""
+        return Samples(self.design[rows], self.outputs[rows], self.targets[rows], self.loss)
 
     def fit(self, choice: Choice) -> Tensor:
         """Return what the own part differs by from the shared one (q, k)."""
@@ -242,16 +243,19 @@ class _Samples:
         l2, t = choice.settings["penalty"] / len(self.targets), choice.settings["temperature"]
         return fit_linear(self.design, self.outputs / t, self.targets, self.loss, l2) * t
 
-    def score(self, change: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor) -> Tensor:
         """Return the loss of every sample."""
-        return DERIVATIVES[self.loss].loss(self.outputs + self.design @ change, self.targets)
+        return DERIVATIVES[self.loss].loss(outputs, self.targets)
 
-    def score_folds(self, client: str, choice: Choice) -> Tensor:
-        """Return the loss of every sample in a fit to others, in five ways."""
+    def answer_held(self, client: str, choice: Choice, train: Samples, source: str) -> Tensor:
+        """Return the outputs by a fit to ``train``, or to others of these samples, in five ways."""
+        if source != "validation":
+            return self.outputs + self.design @ train.fit(choice)
         order = Stream(0).at("folds", client).generator().permutation(len(self.targets))
-        folds = ((np.setdiff1d(order, fold), fold) for fold in np.array_split(order, FOLDS))
-        return torch.cat([self.take(fold).score(self.take(rest).fit(choice))
-                          for rest, fold in folds])  # fmt: skip
+        found = self.outputs.clone()
+        for fold in np.array_split(order, FOLDS):
+            found[fold] += self.design[fold] @ self.take(np.setdiff1d(order, fold)).fit(choice)
+        return found
 
 
 def fit_last_layer(
@@ -270,8 +274,8 @@ def fit_last_layer(
     many = np.zeros(len(data.names), bool) if held is None else held.sizes >= ENOUGH
     sources = tuple("validation" if enough else "train" if m else "nothing"
                     for enough, m in zip(many, data.train.sizes, strict=True))  # fmt: skip
-    train = _read_samples(predictor, data, names, data.train)
-    judged = [] if held is None else _read_samples(predictor, data, names, held)
+    train = read_samples(predictor, data, names, data.train)
+    judged = [] if held is None else read_samples(predictor, data, names, held)
     rows = {"train": train, "validation": judged}
 
     def score(source: str, choice: Choice) -> float:
@@ -279,10 +283,9 @@ def fit_last_layer(
         found = []
         for i, client in enumerate(data.names):
             # Few or no validation samples of their own: what suits everybody's training samples.
-            if len(judged[i].targets) and source == "train":
-                found.append(float(judged[i].score(train[i].fit(choice)).mean()))
-            elif sources[i] == source:
-                found.append(float(judged[i].score_folds(client, choice).mean()))
+            if len(judged[i].targets) and source in ("train", sources[i]):
+                outputs = judged[i].answer_held(client, choice, train[i], source)
+                found.append(float(judged[i].losses(outputs).mean()))
         return float(np.mean(found))
 
     choices = {source: _take_best(tried, partial(score, source))
@@ -300,9 +303,10 @@ def fit_last_layer(
     return replace(predictor, own={**predictor.own, **own}), choices, sources
 
 
-def _read_samples(
+def read_samples(
     predictor: Predictor, data: Federation, names: tuple[str, ...], split: Split
-) -> list[_Samples]:
+) -> list[Samples]:
+    """Return every client's samples as its last layer sees them."""
     loss, found = check_fit(predictor.loss, 1.0), []
     for i, client in enumerate(data.names):
         inputs, targets = split.client(i)
@@ -311,7 +315,7 @@ def _read_samples(
             return torch.as_tensor(predictor.run_module(module, inputs))
 
         seen = read_last_layer(predictor.module_for(client), names, run)
-        found.append(_Samples(*seen, torch.as_tensor(targets), loss))
+        found.append(Samples(*seen, torch.as_tensor(targets), loss))
     return found
 
 

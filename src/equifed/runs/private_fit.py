@@ -33,7 +33,17 @@ from equifed.privacy.ledger import Ledger
 from equifed.privacy.noise import make_noise
 from equifed.privacy.plan import count_questions
 from equifed.privacy.site import PrivateSite, Unanswered
-from equifed.runs.candidates import BASE, L2, RHOS, SHARE, Choice, Point, Score, model_for
+from equifed.runs.candidates import (
+    BASE,
+    L2,
+    RHOS,
+    Choice,
+    Point,
+    Score,
+    find_best,
+    model_for,
+    with_validation,
+)
 from equifed.runs.outcome import describe_gain, list_rows, score_rows, tell_apart
 from equifed.training.events import PRIVACY, describe_samples
 from equifed.training.history import History
@@ -155,12 +165,7 @@ def _hold_out(data: Federation, privacy: Bounds, seed: int, keep_own: bool) -> F
         raise Unanswered("Own models are functions of a client's rows; leave keep_own=False.")
     if data.test is None:
         raise Unanswered("A private model is measured on test rows alone; give test=0.25.")
-    fitted = data.preparation is not None and data.preparation.is_fitted
-    if data.validation is None and not fitted:
-        data = data.split(validation=SHARE, seed=seed)
-    if data.validation is None or not len(data.validation):
-        raise Unanswered("There are no validation rows to choose on; give validation=0.15.")
-    return data
+    return with_validation(data, seed, Unanswered)
 
 
 def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
@@ -217,11 +222,7 @@ def _enter(runs: Mapping[Point, History], asked: Asked) -> None:
 
 def _choose(data: Federation, asked: Asked, scores: Mapping[Point, Score]) -> Choice:
     """Take the smallest mean of the noised losses."""
-    best: dict[str, Point] = {}
-    for p in sorted(scores, key=lambda p: scores[p].mean):
-        best.setdefault(p.family, p)
-    point = next(iter(best.values()))
-    best = dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
+    best, point = find_best(scores), min(scores, key=lambda p: scores[p].mean)
     held, who = data.validation, sum(site is not None for site in asked.held)
     assert held is not None
     rows = f"{len(held):,} validation rows of {who} clients, reported with noise"
