@@ -19,7 +19,7 @@ print('$2', 'python', sys.version.split()[0], 'torch', torch.__version__, 'numpy
 }
 
 for python in python3.11 python3.12 python3.13 python3.14; do
-    command -v "$python" > /dev/null || { echo "$python is not at hand"; continue; }
+    "$python" --version > /dev/null 2>&1 || { echo "$python is not at hand"; continue; }
     if test "$which" != lowest; then try_out "$python" newest --upgrade; fi
     if test "$which" != newest -a "$python" = python3.11; then
         try_out "$python" lowest --resolution lowest-direct

@@ -19,7 +19,10 @@ from equifed.engines.stacked import fused
 from equifed.engines.stacked.clients import StackedClients
 from equifed.engines.stacked.fused import Fused, Shape
 
-pytest.importorskip("triton", reason="Triton is for Linux")
+pytest.importorskip("triton", "3.4", reason="Triton 3.4 or newer, which is for Linux")
+pytestmark = pytest.mark.filterwarnings(  # the interpreter of Triton 3.6 with NumPy before 2.4
+    "ignore:Conversion of an array with ndim:DeprecationWarning"
+)
 assert os.environ["TRITON_INTERPRET"] == "1", "see tests/conftest.py"
 
 ROUNDING = 2e-5
@@ -164,6 +167,12 @@ def test_without_the_interpreter_a_cpu_has_no_programs(monkeypatch: pytest.Monke
     monkeypatch.setattr(fused, "INTERPRETED", False)
     clients = StackedClients(classification([8, 4], (5,), 3, dtype=np.float32), chain(5, 3))
     assert clients.fused == "the device is cpu"
+
+
+def test_a_triton_of_before_the_tested_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.__version__", "3.3.1")
+    clients = StackedClients(classification([8, 4], (5,), 3, dtype=np.float32), chain(5, 3))
+    assert clients.fused == "Triton 3.3.1 is older than 3.4"
 
 
 @pytest.mark.parametrize("units", [(257, 10), (50, 10), (128, 64, 10), (256, 3)])

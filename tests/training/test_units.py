@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import equifed as ef
@@ -63,6 +63,7 @@ def test_every_objective_with_a_strength_is_here() -> None:
 
 
 @pytest.mark.parametrize("objective", STRENGTHS.values(), ids=STRENGTHS)
+@settings(deadline=None)
 @given(
     losses=st.lists(st.floats(0.01, 3.0), min_size=3, max_size=3),
     factor=st.floats(-6.0, 6.0).map(lambda e: 10.0**e),
@@ -72,6 +73,8 @@ def test_a_scaled_objective_is_the_same_function(
 ) -> None:
     one, other = (with_scale(objective, s) for s in (1.0, factor))
     given = np.array(losses)
+    beside = [one.weights(given + step * np.arange(3)) for step in (-1e-9, 1e-9)]
+    assume(np.allclose(*beside, atol=1e-6))  # else a tie, which rounding breaks
     assert not lacks_scale(other) and isinstance(other, Relative)
     value, weights = factor * one.value(given), one.weights(given)
     if isinstance(objective, Proportional):  # the same but for a factor and a constant

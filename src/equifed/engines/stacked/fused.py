@@ -6,7 +6,6 @@ or else why not. Tiles are the fastest of a few, measured once a shape has had m
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from equifed.contract.local import LocalWork
 from equifed.engines.stacked.dense_layers import ACTIVATIONS, DenseLayersRule, Linear
@@ -319,14 +319,23 @@ def plan(
         return "the model is not a chain of at most three linear maps with ReLU or tanh between"
     if len({id(layer) for layer in between}) > 1 or len({layer.bias for layer in linear}) > 1:
         return "its layers differ in activation or bias"
-    return Fused(model, rule, precision)
+    return _refuse_triton() or Fused(model, rule, precision)
+
+
+def _refuse_triton() -> str | None:
+    try:
+        import triton
+    except ImportError:
+        return "Triton is not installed"
+    oldest = "3.4"  # of those that the tests pass with
+    if TorchVersion(triton.__version__) < TorchVersion(oldest):
+        return f"Triton {triton.__version__} is older than {oldest}"
+    return None
 
 
 def _refuse_place(model: FlatModel, precision: Precision) -> str | None:
     if model.device.type != "cuda" and not INTERPRETED:
         return f"the device is {model.device.type}"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
     if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
         return "the GPU has no tensor cores for float32"
     if model.dtype != torch.float32 or precision not in PRECISIONS:
