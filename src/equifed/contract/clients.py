@@ -163,7 +163,8 @@ class Clients(ABC):
     ) -> Moved:
         """Let every client do ``local.work()`` from x; ``slopes`` are the hinge's factors, (n,).
 
-        ``control`` and ``target`` are the SCAFFOLD-type correction (both or none).
+        ``control`` and ``target`` are the SCAFFOLD-type correction (both or none). Vectors that are
+        not finite raise MissingClients here, or, where a GPU still computes them, at first use.
         """
 
     @abstractmethod
