@@ -15,6 +15,7 @@ import equifed.training.loop as training
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
+from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
@@ -305,3 +306,15 @@ def test_all_processes_wait_after_the_first_one_has_written(rank: int, tmp_path:
     assert len(pair.seen) == 1 and ("rounds.csv" in pair.seen[0]) == (rank == 0)
     folder.finish(history)
     assert len(pair.seen) == 2 and ("summary.json" in pair.seen[1]) == (rank == 0)
+
+
+@pytest.mark.timeout(60)
+def test_clients_that_are_missing_after_they_were_left_out_end_the_run() -> None:
+    """As where an algorithm holds their vectors of another round."""
+
+    class Holds(FedAvg):
+        def round(self, state: Any, clients: Any, stream: Any) -> Any:
+            raise MissingClients({0: "its vector is not finite"}, clients.names)
+
+    with pytest.raises(TrainingError, match="left out already"):
+        run(Holds(WORK))

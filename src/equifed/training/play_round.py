@@ -259,7 +259,9 @@ def play_round(
             return Played(new, info, away, kept, witness)
         except MissingClients as lost:
             found |= lost.reasons
-            left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
+            before, left = left, np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
+            if len(left) == len(before):  # the algorithm holds what they sent in another round
+                raise TrainingError(f"Round {r}: {lost}, and were left out already.") from lost
             if len(left) == 0 and all(map(NOT_FINITE.search, found.values())):
                 raise TrainingError(f"Round {r}: {DIVERGED}") from None  # nobody's fault
             try:
