@@ -85,6 +85,7 @@ PROBLEMS: dict[str, Callable[[], Federation]] = {
     "cifar10-frozen": lambda: cifar("frozen"),
     "cifar10-tangent": lambda: cifar("tangent"),
     "head": head,
+    "head-100": lambda: head(clients=100, samples=500, classes=100),  # as large as CIFAR-100
 }
 FEATURES = ("tangent", "cifar10-frozen", "cifar10-tangent")
 """Problems whose loss is squared, as in SCAFF-PD's experiments."""

@@ -1,11 +1,13 @@
 """A FedAvg round on a GPU: agreement with the CPU, and times against the sequential loop and JAX.
 
-    python -m benchmarks.gpu [clients ...] [--beside-jax | --unequal | --shapes N | --catalogue]
+    python -m benchmarks.gpu [clients ...] [--beside-jax | --unequal | --passes]
+    python -m benchmarks.gpu [--shapes N | --catalogue]
 
 600 samples x 784 features per client, batch 50, 12 local steps, an MLP 784-50-10 in float32,
 shuffled minibatches; a CNN at 1,000 clients. Every variant must end at the same loss. With
 ``--unequal`` 100 clients of 20 to 1,200 samples, one pass with smaller and smaller minibatches,
-dropout, step by step and as graphs. ``--beside-jax`` times rounds inside ``ef.train`` and compares
+dropout, step by step and as graphs. ``--passes`` measures losses, gradients and an evaluation on
+all samples in reads of the data. ``--beside-jax`` times rounds inside ``ef.train`` and compares
 updates with float64.
 """
 
@@ -318,6 +320,55 @@ def compare_unequal() -> None:
               f"{took[0] / took[1]:.1f} times as fast", flush=True)  # fmt: skip
 
 
+def pass_error(data: Federation, activation: str, precision: str) -> tuple[float, float]:
+    """Return the error of some clients' gradients against float64, as programs and as products."""
+    torch.manual_seed(0)
+    between = torch.nn.ReLU() if activation == "relu" else torch.nn.Tanh()
+    module = torch.nn.Sequential(torch.nn.Linear(FEATURES, 50), between, torch.nn.Linear(50, 10))
+    given = {"l2": 1e-3, "device": "cuda", "init": "given"}
+    engine = StackedClients(data, module, precision=precision, **given).subset(range(20))
+    loop = LoopClients(data, module, dtype=torch.float64, **given).subset(range(20))
+    x = loop.flatten(module)
+    true = loop.value_and_gradient(x, Stream(0))[1].dense()  # type: ignore[union-attr]
+    errors = []
+    for fused in (engine.fused, "left out"):
+        engine.fused = fused
+        found = engine.value_and_gradient(x.float(), Stream(0))[1].dense()  # type: ignore[union-attr]
+        errors.append(float((found - true).norm() / true.norm()))
+    return errors[0], errors[1]
+
+
+def compare_passes(sizes: list[int]) -> dict[str, dict[str, float]]:
+    """Print and return the seconds of passes over all samples, and their errors."""
+    rows: dict[str, dict[str, float]] = {}
+    for clients in sizes:
+        data = problem(clients)
+        for precision in ("full", "tf32"):
+            engine = engine_for(data, "mlp", precision=precision)
+            x, fused = engine.initial(Stream(0)), engine.fused
+            assert isinstance(fused, Fused), fused
+            passes: dict[str, Callable[[int], object]] = {
+                "gradients": lambda _, e=engine, x=x: e.value_and_gradient(x, Stream(0)),
+                "losses": lambda _, e=engine, x=x: e.losses(x, Stream(0)),
+                "evaluation": lambda _, e=engine, x=x: e.evaluate(x, ("train",)),
+            }
+            row = {"one read": seconds(lambda _, e=engine: e._inputs.sum(), TIMED)}
+            row |= {name: seconds(call, TIMED) for name, call in passes.items()}
+            engine.fused = "left out"
+            row |= {f"{name}, products": seconds(call, TIMED) for name, call in passes.items()}
+            rows[f"{clients:,} clients, {precision}"] = row
+            reads = (f"{name} {1e3 * t:.2f} ms, {t / row['one read']:.1f} reads"
+                     for name, t in row.items())  # fmt: skip
+            print(f"{clients} clients, {precision}: {'; '.join(reads)}", flush=True)
+            if clients == sizes[0]:
+                for activation in ("relu", "tanh"):
+                    ours, plain = pass_error(data, activation, precision)
+                    print(f"  error, {activation}: {ours:.1e} (products {plain:.1e})", flush=True)
+            del engine
+            torch.cuda.empty_cache()
+    return rows
+
+
 ROUNDING = {"full": 2e-5, "tf32": 4e-3}
 """Of updates after some steps; the other path leaves tf32 out where it would not be faster."""
 
@@ -398,6 +449,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
     parser.add_argument("--shapes", type=int, help="only so many drawn shapes beside the loop")
     parser.add_argument("--catalogue", action="store_true", help="only who has local programs")
+    parser.add_argument("--passes", action="store_true", help="only passes over all samples")
     parser.add_argument("--unequal", action="store_true", help="only clients of unequal sizes")
     given = parser.parse_args()
     if given.shapes or given.catalogue or given.unequal:
@@ -407,6 +459,11 @@ def main() -> None:
             compare_shapes(given.shapes)
         if given.unequal:
             compare_unequal()
+        return
+    if given.passes:
+        rows = compare_passes(given.sizes)
+        if given.store is not None:
+            store("gpu-passes", "one read", rows, given.store)
         return
     if given.beside_jax:
         rows = compare_with_jax(given.sizes)

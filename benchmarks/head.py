@@ -8,9 +8,11 @@ from equifed.data.federation import Federation
 from equifed.data.split import Split
 
 
-def head(clients: int = 1000, samples: int = 50, features: int = 1280) -> Federation:
+def head(
+    clients: int = 1000, samples: int = 50, features: int = 1280, classes: int = 10
+) -> Federation:
     """Return features whose spectrum falls as those of a trained network do."""
-    draw, classes = np.random.default_rng(0), 10
+    draw = np.random.default_rng(0)
     scale = np.arange(1, features + 1) ** -0.5
     centres = draw.standard_normal((classes, features)).astype(np.float32)
     labels = np.concatenate(

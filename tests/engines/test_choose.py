@@ -146,11 +146,12 @@ def test_what_cannot_be_compiled_is_computed_without(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "compile", refuse)
     data, module = images(), network()
-    with pytest.warns(UserWarning, match="cannot be compiled .no rule for this"):
-        compiled = ef.simulate(data, module, cross_entropy, compiled=True)
+    compiled = ef.simulate(data, module, cross_entropy, compiled=True)
     plain = ef.simulate(data, module, cross_entropy, engine="stacked")
     x, work = plain.flatten(module), ef.LocalSGD(lr=0.1, steps=2, batch_size=2)
-    ours, theirs = (c.local_steps(x, work, Stream(0)).displacement for c in (compiled, plain))
+    with pytest.warns(UserWarning, match="cannot be compiled .no rule for this"):
+        ours = compiled.local_steps(x, work, Stream(0)).displacement
+    theirs = plain.local_steps(x, work, Stream(0)).displacement
     assert torch.equal(ours.matrix, theirs.matrix)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,9 @@ VECTORS = 1 << 17
 """The same on a GPU where samples are vectors of numbers, which make no large activations."""
 Span = tuple[int, int, Tensor]
 """Samples from one row up to another, and the model for them."""
+Quick = Callable[[Tensor, Tensor, Tensor, Index], tuple[Tensor, Tensor, Tensor] | None]
+"""Maps model, inputs, targets and offsets to clients' mean losses, how many samples are answered
+correctly, and which; None where it cannot."""
 
 
 class FederationEvaluator:
@@ -161,6 +164,7 @@ class FederationEvaluator:
         self._federation, self._model, self._classes = federation, model, federation.classes
         self._held: dict[str, tuple[Tensor, Tensor]] = {}
         self._checksums: dict[str, Index] = {}
+        self.quick: Quick = lambda *_: None
 
     def __call__(
         self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = (),
@@ -233,6 +237,14 @@ class FederationEvaluator:
         self, name: str, x: Vector, own: Vector | None, asked: Sequence[SampleMetric]
     ) -> Evaluation:
         offsets = np.asarray(getattr(self._federation, name).offsets)
+        found = None
+        if own is None and not asked and self._classes is not None:
+            found = self.quick(x, *self._hold(name), offsets)
+        if found is not None:
+            value, count, right = (values.cpu().numpy() for values in found)
+            sizes, seen = np.diff(offsets), Hits(right, self._checksums[name])
+            numbers = {"loss": value.astype(np.float64), "accuracy": count / sizes}
+            return Evaluation(name, sizes, numbers, seen)
         spans = [(0, int(offsets[-1]), x)]
         if own is not None:  # each client has a model of its own
             models = (torch.cat([x, part]) for part in own)

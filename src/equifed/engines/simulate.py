@@ -72,7 +72,7 @@ def simulate(
     memory: int | None = None,
     chunk: int | None = None,
     fast: bool = True,
-    compiled: bool = False,
+    compiled: bool | Literal["auto"] = "auto",
     precision: Precision = "full",
     own: str | Sequence[str] | None = None,
     own_l2: OwnL2 | None = None,
@@ -121,8 +121,10 @@ def simulate(
     fast : bool
         Use hand-written gradients for fully connected models; False takes every model through
         ``torch.func``.
-    compiled : bool
+    compiled : {"auto", True, False}
         Compile what goes through ``torch.func``: a minute at the start, then faster steps.
+        ``"auto"`` does so on a GPU where the rounds to come take long enough to gain by it, and
+        keeps it if it is faster; an event says so.
     precision : {"full", "tf32", "bf16"}
         Of the matrix products in gradients on a GPU.
     own : {"bias", "head", "norm"} or sequence of str, optional
@@ -175,7 +177,7 @@ def simulate(
             if engine == "stacked":
                 raise
             warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=2)
-    tuned = engine == "stacked" or compiled or precision != "full" or chunk is not None
+    tuned = engine == "stacked" or compiled is True or precision != "full" or chunk is not None
     if stacked is None:
         clients: Simulated = LoopClients(data, module, loss, **given)
     elif tuned or not stacked.worth_measuring():

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,10 +33,11 @@ from equifed.engines.ordered_sums import (
     to_numpy,
 )
 from equifed.engines.own import plain_work
+from equifed.engines.stacked.compiling import WHERE, CompiledRule, Trial
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
 from equifed.engines.stacked.fused import Fused, FusedWalk, plan
-from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule
+from equifed.engines.stacked.gradient_rules import FunctionRule, GradientRule, PenalisedRule
 from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.samples import (
     CPU_CHUNK,
@@ -86,7 +89,8 @@ class StackedClients(InProcessClients):
     def __init__(
         self, data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", *,
         device: str | torch.device = "cpu", memory: int | None = None, chunk: int | None = None,
-        fast: bool = True, compiled: bool = False, precision: Precision = "full", **common: Any,
+        fast: bool = True, compiled: bool | Literal["auto"] = "auto",
+        precision: Precision = "full", **common: Any,
     ) -> None:  # fmt: skip
         if memory is not None and memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
@@ -101,8 +105,12 @@ class StackedClients(InProcessClients):
         self.workspace = Workspace(self._memory)
         self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
-        self._choose_ways(choose_rule(self.model, fast, compiled))
+        self._choose_ways(choose_rule(self.model, fast))
         self._check_batched()
+        self.trial = self._try_compiling() if compiled == "auto" else None
+        plain = self.rule.data
+        if compiled is True and isinstance(plain, FunctionRule):
+            self.rule.data = CompiledRule(self.model, plain)
 
     def _choose_ways(self, rule: GradientRule) -> None:
         """Choose how gradients and local steps are computed."""
@@ -115,6 +123,7 @@ class StackedClients(InProcessClients):
         # Profile losses have no graphs: the number of Newton steps varies.
         on_device = self.model.device.type == "cuda" and self.offsets is None
         self.fused = plan(self.model, rule, self._precision, self._inputs, self._targets)
+        self._evaluator.quick = self._evaluate_quickly
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.
@@ -122,6 +131,21 @@ class StackedClients(InProcessClients):
         self.independent = written_out and self.model.device.type == "cpu"
         least = None if layer is None else LeastSquares(layer, self.model.l2, self._memory)
         self.least_squares = least
+
+    def _try_compiling(self) -> Trial | None:
+        """Return what finds out whether to compile gradients, where that can pay."""
+        rule, graphs = self.rule, self.graphs
+        if not isinstance(rule.data, FunctionRule) or self.model.device.type not in WHERE:
+            return None
+        compiled = partial(CompiledRule, self.model, rule.data)
+        forget = graphs.forget if graphs is not None else lambda: None
+        return Trial(rule, compiled, forget, lambda told: self._notes.setdefault(told, True))
+
+    @override
+    def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str | None:
+        if self.trial is not None:
+            self.trial.expect(rounds - done)
+        return super().expect(algorithm, rounds, stream, done)
 
     def worth_measuring(self) -> bool:
         """Tell whether another engine could be faster: no gradients of its own, data at hand."""
@@ -135,6 +159,10 @@ class StackedClients(InProcessClients):
         values = x.new_zeros(len(self.index))
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
+                found = self.pass_over(x, chunk, gradient=False) if batch_size is None else None
+                if found is not None:
+                    put_rows(values, chunk.places, found[0] + self.model.penalty(x))
+                    continue
                 blocks = self.supply(chunk, stream, batch_size).at(0)
                 if self.own is not None:  # every client has a model of its own
                     total = self.rule.value(self.models(x, chunk), blocks)
@@ -166,7 +194,8 @@ class StackedClients(InProcessClients):
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
         run = LocalRun(self, x, work, stream, control, target, slopes)
         if self.rows_at_once(len(work.results)) >= len(self.index):
-            matrices, numbers = run.everything()
+            with self._watch(work):
+                matrices, numbers = run.everything()
             later = None
             if self.model.device.type == "cuda" and work.hinge is None:
                 later = numbers.check  # what follows is sent to the GPU while it computes
@@ -175,6 +204,14 @@ class StackedClients(InProcessClients):
         now = work.hinge is not None or self.remembers_own()
         thresholds = run.everything(keep=False)[1].first if now else np.zeros(0)
         return {kind: RemadeVectors(run, kind) for kind in work.results}, thresholds
+
+    def _watch(self, work: LocalWork) -> AbstractContextManager[None]:
+        """Return what times an exchange of local steps, if it is to be known whether to compile."""
+        if self.trial is None or not self.trial.waits():
+            return nullcontext()
+        chunks = self.chunks(work.batch_size)
+        each = [(len(c), c.width, work.steps_for(c.sizes).tobytes()) for c in chunks]
+        return self.trial.watch((work.batch_size, *each))
 
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
@@ -263,6 +300,24 @@ class StackedClients(InProcessClients):
             return self._alternate(given, here).carry_out(self.rule, supply)
         replayed = None if graphs is None else graphs.walk(given, self._supply, here)
         return replayed or ChunkWalk(given, here).carry_out(self.rule, supply)
+
+    def pass_over(
+        self, x: Tensor, chunk: Chunk, gradient: bool = True
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return losses and gradients on all samples by programs, where there are some."""
+        if not isinstance(self.fused, Fused):
+            return None
+        return self.fused.pass_over(x, chunk, self._inputs, self._targets, gradient)
+
+    def _evaluate_quickly(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, offsets: Index
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return what programs tell of a split, where there are some and everybody has samples."""
+        sizes = np.diff(offsets)
+        if not isinstance(self.fused, Fused) or not sizes.min():
+            return None
+        starts, counts = torch.as_tensor(np.stack([offsets[:-1], sizes]), device=x.device)
+        return self.fused.evaluate(x, inputs, targets, starts, counts, int(sizes.max()))
 
     def _choose_fused(self, given: ChunkWork) -> Fused | None:
         """Return what carries out local steps as Triton programs, or note why nothing does."""

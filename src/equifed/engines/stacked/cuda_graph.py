@@ -146,6 +146,10 @@ class Graphs:
         self._rule, self._drops = rule, drops
         self._known: OrderedDict[object, CapturedWalk | None] = OrderedDict()
 
+    def forget(self) -> None:
+        """Record all walks anew: their gradients are computed in another way."""
+        self._known.clear()
+
     def walk(
         self, given: ChunkWork, supply: Supplier, room: Tensor | None = None
     ) -> ChunkWalk | None:

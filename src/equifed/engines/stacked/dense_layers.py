@@ -26,7 +26,6 @@ from typing_extensions import override
 
 from equifed.engines.own import Offsets, as_rows, cross_entropy_slope
 from equifed.engines.stacked.gradient_rules import (
-    CompiledRule,
     FunctionRule,
     GradientRule,
     PenalisedRule,
@@ -281,14 +280,10 @@ def slope_of(loss: SampleLoss) -> Slope:
     return by_autograd
 
 
-def choose_rule(model: FlatModel, fast: bool = True, compiled: bool = False) -> GradientRule:
+def choose_rule(model: FlatModel, fast: bool = True) -> GradientRule:
     """Return the fastest rule for a model, or ``torch.func`` if not ``fast``."""
     layers = DenseLayersRule.layers_of(model) if fast else None
-    if layers is not None:
-        return DenseLayersRule(model, layers)
-    if compiled:
-        return CompiledRule(FunctionRule(model, compiled))
-    return FunctionRule(model)
+    return FunctionRule(model) if layers is None else DenseLayersRule(model, layers)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

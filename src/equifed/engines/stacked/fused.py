@@ -51,6 +51,12 @@ COMPARED = 1 << 26
 MINE = 32
 """Samples of which one program finds the places in a shuffled order."""
 
+PROGRAMS = 512
+"""Programs of a pass over all samples at least: with fewer clients each is divided."""
+
+DELTAS = 1 << 28
+"""Numbers that such a pass keeps between its two halves; more clients come in parts."""
+
 PAYS = 200
 """Walks of a shape after which its tiles are measured: compiling them takes half a minute."""
 
@@ -69,6 +75,14 @@ CANDIDATES = {
     "tf32": (Tiles(32, 4, 4), Tiles(16, 4, 4), Tiles(32, 4, 2), Tiles(16, 4, 2)),
 }
 """By precision; the first that fits is taken until they are measured."""
+
+
+UP = {"full": Tiles(32, 4, 3), "tf32": Tiles(32, 4, 4)}
+DOWN = {"full": Tiles(128, 4, 3), "tf32": Tiles(128, 4, 3)}
+"""Of passes over all samples, to the losses and back to the first layer."""
+
+UP_ROWS, DOWN_ROWS = 128, 32
+"""Samples at a time of the two."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +230,8 @@ class Fused:
         vectors, squares = {"displacement": u}, x.new_empty(len(chunk))
         for kind, wanted in (("snapshot", work.snapshot), ("average", work.average)):
             vectors |= {kind: empty_rows(len(chunk), x)} if wanted else {}
-        if chunk not in self._sizes:
-            self._sizes[chunk] = torch.as_tensor(chunk.sizes, device=x.device)
-        sizes, shape = self._sizes[chunk], self._shape(min(work.batch_size or longest, longest))
+        sizes = self._sizes_of(chunk, x.device)
+        shape = self._shape(min(work.batch_size or longest, longest))
         constants = self._constants(shape, given, targets)
         keep = 1 - work.lr * work.proximal
         held = keep - work.lr * self._model.l2
@@ -240,15 +253,104 @@ class Fused:
             vectors["average"] /= steps
         return FusedWalk(given, vectors, squares)
 
-    def _constants(self, shape: Shape, given: ChunkWork, targets: Tensor) -> dict[str, Any]:
-        """Return what a program is compiled for, by name."""
-        units, padded, work = shape.units, shape.padded, given.work
+    def pass_over(
+        self, x: Tensor, chunk: Chunk, inputs: Tensor, targets: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return losses and, if asked, gradients on all samples of a chunk's clients, no penalty.
+
+        None where they are not computed here.
+        """
+        longest, shape = int(chunk.sizes[0]), self._shape(UP_ROWS)
+        if shape.refused or not chunk.sizes.min():
+            return None
+        value, found = x.new_empty(len(chunk)), empty_rows(len(chunk) if gradient else 0, x)
+        most = max(1, DELTAS // (shape.padded[0] * longest))
+        sizes = self._sizes_of(chunk, x.device)
+        for first in range(0, len(chunk), most):
+            some = slice(first, first + most)
+            here = inputs, targets, cut(chunk.starts, some), cut(sizes, some), longest
+            value[some] = self._pass(x, *here, found=cut(found, some))[0]
+        return value, found
+
+    def evaluate(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, starts: Tensor, sizes: Tensor,
+        longest: int,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+        """Return clients' mean losses, how many samples are answered correctly, and which.
+
+        None where they are not computed here: of one output, or of no classes.
+        """
+        shape = self._shape(UP_ROWS)
+        if shape.refused or shape.units[-1] == 1 or targets.is_floating_point():
+            return None
+        correct = torch.empty(len(inputs), dtype=torch.bool, device=x.device)
+        return *self._pass(x, inputs, targets, starts, sizes, longest, correct=correct), correct
+
+    def _pass(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, starts: Tensor, sizes: Tensor,
+        longest: int, found: Tensor | None = None, correct: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return losses and numbers of right answers of some clients, in full precision.
+
+        Gradients are put into ``found`` if it has rows, right answers into ``correct``.
+        """
+        from equifed.engines.stacked.fused_passes import go_down, go_up
+
+        count, shape = len(starts), self._shape(UP_ROWS)
+        found = x if found is None else found  # which has no rows
+        gradient, padded = found.dim() == 2 and len(found) > 0, shape.padded[0]
+        precision = self._precision if gradient else "full"
+        exact = precision == "full"
+        splits = max(1, min(PROGRAMS // count, -(-longest // UP_ROWS)))
+        parts = empty_rows(count * splits, x) if gradient and splits > 1 else found
+        high = (x.view(torch.int32) & -8192).view(x.dtype) if exact else x
+        numbers, width = x.new_empty(2, count, splits), -(-longest // 16) * 16
+        deltas = x.new_empty(count * gradient, width, padded)
+        go_up[(count, splits)](
+            inputs, targets, starts, sizes, x, high, x - high, *numbers,
+            numbers if correct is None else correct, deltas, parts, width, parts.stride(0), splits,
+            ROWS=UP_ROWS, GRADIENT=gradient, HITS=correct is not None, EXACT=exact,
+            **self._model_constants(shape, targets), **_options(UP[precision]),
+        )  # fmt: skip
+        if gradient:
+            tiles = DOWN[precision]
+            go_down[(count * splits, -(-shape.features // tiles.block))](
+                inputs, starts, sizes, deltas, parts, width, parts.stride(0), splits, 1.0,
+                D=shape.features, H=shape.units[0], HB=padded, ROWS=DOWN_ROWS, EXACT=exact,
+                **_options(tiles),
+            )  # fmt: skip
+        if gradient and splits > 1:
+            torch.sum(
+                parts.as_strided(
+                    (count, splits, len(x)), (splits * parts.stride(0), parts.stride(0), 1)
+                ),
+                dim=1,
+                out=found,
+            )
+        value, right = numbers.sum(dim=2)
+        return value, right
+
+    def _sizes_of(self, chunk: Chunk, device: torch.device) -> Tensor:
+        """Return the clients' numbers of samples where the programs are."""
+        if chunk not in self._sizes:
+            self._sizes[chunk] = torch.as_tensor(chunk.sizes, device=device)
+        return self._sizes[chunk]
+
+    def _model_constants(self, shape: Shape, targets: Tensor) -> dict[str, Any]:
+        """Return what programs are compiled for, by name: the model, and its padding."""
+        units, padded = shape.units, shape.padded
         return {
             "LAYERS": len(units), "D": shape.features, "H": units[0], "G": units[-2:][0],
-            "C": units[-1], "BATCH": shape.batch, "ROWS": shape.rows, "HB": padded[0],
-            "GB": padded[-2:][0], "CB": padded[-1], "LOSS": self._model.known_loss,
-            "CLASSES": not targets.is_floating_point(), "TARGETS": targets[:1].numel(),
-            "TANH": self._tanh, "BIAS": int(self._bias),
+            "C": units[-1], "HB": padded[0], "GB": padded[-2:][0], "CB": padded[-1],
+            "LOSS": self._model.known_loss, "CLASSES": not targets.is_floating_point(),
+            "TARGETS": targets[:1].numel(), "TANH": self._tanh, "BIAS": int(self._bias),
+        }  # fmt: skip
+
+    def _constants(self, shape: Shape, given: ChunkWork, targets: Tensor) -> dict[str, Any]:
+        """Return what the program of local steps is compiled for, by name."""
+        work = given.work
+        return self._model_constants(shape, targets) | {
+            "BATCH": shape.batch, "ROWS": shape.rows,
             "CORRECTED": given.correction is not None, "PROXIMAL": bool(work.proximal),
             "SNAPSHOT": work.snapshot is not None, "AVERAGE": work.average,
             "EXACT": shape.precision == "full",

@@ -85,25 +85,34 @@ def _slope(
     out, targets, rows, share, rc, there,
     C: tl.constexpr, LOSS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """Return the loss's derivative by the outputs (samples, outputs), zero outside ``there``."""
+    """Return the losses of samples and share times their derivatives by the outputs (b, k).
+
+    Both are zero outside ``there``.
+    """
     if LOSS == "cross_entropy":
         y = tl.load(targets + rows)
         out = tl.where(rc[None, :] < C, out, -float("inf"))
-        power = tl.exp(out - tl.max(out, 1)[:, None])
-        slope = power / tl.sum(power, 1)[:, None] - tl.where(rc[None, :] == y[:, None], 1.0, 0.0)
+        most = tl.max(out, 1)
+        power = tl.exp(out - most[:, None])
+        total = tl.sum(power, 1)
+        own = rc[None, :] == y[:, None]
+        slope = power / total[:, None] - tl.where(own, 1.0, 0.0)
+        each = tl.where(own, (tl.log(total) + most)[:, None] - out, 0.0)
     elif LOSS == "binary_logistic":
         y = tl.load(targets + rows)
         power = tl.exp(-tl.abs(out))
         chance = tl.where(out < 0, power, 1.0) / (1.0 + power)
         slope = chance - tl.where(y[:, None] > 0, 1.0, 0.0)
+        each = tl.log(1.0 + power) + tl.maximum(tl.where(y[:, None] > 0, -out, out), 0.0)
     else:
         if CLASSES and C > 1:
             y = tl.load(targets + rows)
-            slope = 2.0 * (out - tl.where(rc[None, :] == y[:, None], 1.0, 0.0))
+            off = out - tl.where(rc[None, :] == y[:, None], 1.0, 0.0)
         else:
             y = tl.load(targets + rows[:, None] * C + rc[None, :], mask=there, other=0)
-            slope = 2.0 * (out - y.to(tl.float32))
-    return tl.where(there, slope * share, 0.0)
+            off = out - y.to(tl.float32)
+        slope, each = 2.0 * off, off * off
+    return tl.sum(tl.where(there, each, 0.0), 1), tl.where(there, slope * share, 0.0)
 
 
 @triton.jit
@@ -154,6 +163,52 @@ def _finish(w, at, ok, x, u):
 
 
 @triton.jit
+def _read_upper(
+    x, LAYERS: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, C: tl.constexpr,
+    HB: tl.constexpr, GB: tl.constexpr, CB: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Return a model's parameters but for the first layer's weights: b1, w2, b2, w3, b3."""
+    rh, rg, rc = tl.arange(0, HB), tl.arange(0, GB), tl.arange(0, CB)
+    mh, mg = rh < H, rg < G
+    B1: tl.constexpr = H * D
+    W2: tl.constexpr = B1 + BIAS * H
+    B2: tl.constexpr = W2 + G * H
+    W3: tl.constexpr = B2 + BIAS * G if LAYERS == 3 else W2
+    B3: tl.constexpr = W3 + C * G
+    w2, b2, w3, b3, b1 = 0.0, 0.0, 0.0, 0.0, tl.zeros((HB,), tl.float32)
+    if BIAS:
+        b1 = tl.load(x + B1 + rh, mask=mh, other=0.0)
+    if LAYERS == 3:
+        at, ok = W2 + rh[:, None] + rg[None, :] * H, mh[:, None] & mg[None, :]
+        w2, b2 = tl.load(x + at, mask=ok, other=0.0), tl.zeros((GB,), tl.float32)
+        if BIAS:
+            b2 = tl.load(x + B2 + rg, mask=mg, other=0.0)
+    if LAYERS > 1:
+        at, ok = W3 + rg[:, None] + rc[None, :] * G, mg[:, None] & (rc < C)[None, :]
+        w3, b3 = tl.load(x + at, mask=ok, other=0.0), tl.zeros((CB,), tl.float32)
+        if BIAS:
+            b3 = tl.load(x + B3 + rc, mask=rc < C, other=0.0)
+    return b1, w2, b2, w3, b3
+
+
+@triton.jit
+def _rise(
+    acc, b1, w2, b2, w3, b3, LAYERS: tl.constexpr, TANH: tl.constexpr, EXACT: tl.constexpr
+):  # fmt: skip
+    """Return units of the first and second layer and outputs, of which there may be fewer."""
+    if LAYERS == 1:
+        out = acc + b1[None, :]
+        return out, out, out
+    else:
+        h = _activate(acc + b1[None, :], TANH)
+        if LAYERS == 2:
+            return h, h, _dot(h, w3, None, EXACT) + b3[None, :]
+        else:
+            g = _activate(_dot(h, w2, None, EXACT) + b2[None, :], TANH)
+            return h, g, _dot(g, w3, None, EXACT) + b3[None, :]
+
+
+@triton.jit
 def _upper(
     acc, w2, b2, w3, b3, b1, targets, rows, there, s, count,
     x, corrections, snapshots, totals, snap, lr, keep, keep_bias, pull,
@@ -176,19 +231,13 @@ def _upper(
     at2, ok2 = W2 + rh[:, None] + rg[None, :] * H, mh[:, None] & mg[None, :]
     at3, ok3 = W3 + rg[:, None] + rc[None, :] * G, mg[:, None] & (rc < C)[None, :]
     share = 1.0 / count.to(tl.float32)
-    pre = acc + b1[None, :]
+    h, g, out = _rise(acc, b1, w2, b2, w3, b3, LAYERS, TANH, EXACT)
     if LAYERS == 1:
         full = there[:, None] & mh[None, :]
-        delta = _slope(pre, targets, rows, share, rh, full, C, LOSS, CLASSES)
+        _, delta = _slope(out, targets, rows, share, rh, full, C, LOSS, CLASSES)
     else:
-        h = _activate(pre, TANH)
         full = there[:, None] & (rc < C)[None, :]
-        if LAYERS == 3:
-            g = _activate(_dot(h, w2, None, EXACT) + b2[None, :], TANH)
-            out = _dot(g, w3, None, EXACT) + b3[None, :]
-        else:
-            out = _dot(h, w3, None, EXACT) + b3[None, :]
-        above = _slope(out, targets, rows, share, rc, full, C, LOSS, CLASSES)
+        _, above = _slope(out, targets, rows, share, rc, full, C, LOSS, CLASSES)
         if LAYERS == 3:
             middle = _dot(above, tl.trans(w3), None, EXACT)
             middle = _chain(middle, g, TANH)
@@ -267,17 +316,7 @@ def walk(
     # Parameters above the first layer's weights, where they stand in the vector, and if they do.
     at2, ok2 = W2 + rh[:, None] + rg[None, :] * H, mh[:, None] & mg[None, :]
     at3, ok3 = W3 + rg[:, None] + rc[None, :] * G, mg[:, None] & (rc < C)[None, :]
-    w2, b2, w3, b3, b1 = 0.0, 0.0, 0.0, 0.0, tl.zeros((HB,), tl.float32)
-    if BIAS:
-        b1 = tl.load(x + B1 + rh, mask=mh, other=0.0)
-    if LAYERS == 3:
-        w2, b2 = tl.load(x + at2, mask=ok2, other=0.0), tl.zeros((GB,), tl.float32)
-        if BIAS:
-            b2 = tl.load(x + B2 + rg, mask=mg, other=0.0)
-    if LAYERS > 1:
-        w3, b3 = tl.load(x + at3, mask=ok3, other=0.0), tl.zeros((CB,), tl.float32)
-        if BIAS:
-            b3 = tl.load(x + B3 + rc, mask=rc < C, other=0.0)
+    b1, w2, b2, w3, b3 = _read_upper(x, LAYERS, D, H, G, C, HB, GB, CB, BIAS)
     # The first step's samples through the first layer; the model is copied on the way.
     there = r < tl.minimum(size, BATCH)
     rows = tl.load(orders + r, mask=there, other=0).to(tl.int32)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from equifed.engines.threads import Precision, products_in
@@ -72,18 +72,41 @@ class GradientRule(Protocol):
         u.sub_(gradient, alpha=lr)
 
 
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations within."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count, and go on."""
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
 class FunctionRule(GradientRule):
     """Any module, batched over clients by ``torch.func``."""
 
-    def __init__(self, model: FlatModel, compiled: bool = False) -> None:
+    def __init__(self, model: FlatModel, patches: bool = False) -> None:
         self._model = model.twin()
         self._model.channels_last = False  # batching has a layout of its own
-        write_out(self._model.module, convolutions=compiled and model.device.type == "cuda")
+        write_out(self._model.module, convolutions=patches)
         in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
+        self.counts: dict[torch.Size, int] | None = None
+        """Operations by the samples' shape, where somebody wants to know."""
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
 
     @override
     def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
+        """Return gradients and losses."""
+        if self.counts is None or samples.inputs.shape in self.counts:
+            return self.compute(u, samples)
+        with Counting() as counting:  # type: ignore[no-untyped-call]
+            found = self.compute(u, samples)
+        self.counts[samples.inputs.shape] = counting.operations
+        return found
+
+    def compute(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
+        """Return the same: what can be compiled."""
         gradient, value = self._batched(
             u, samples.inputs, samples.targets, samples.weights, samples.keys
         )
@@ -125,11 +148,17 @@ class PenalisedRule:
             for samples in blocks[1:]:
                 more, rest = self.data.gradient(u, samples)
                 gradient, value = gradient.add_(more), value + rest
+        return self.penalise(u, gradient, value, blocks[0].own_l2)
+
+    def penalise(
+        self, u: Tensor, gradient: Tensor, value: Tensor, own_l2: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return gradients, in their place, and losses with the penalties at the rows of u."""
         if self._l2:
             some = u if self._penalised is None else u * self._penalised
             gradient = gradient.add_(some, alpha=self._l2)
             value = value + 0.5 * self._l2 * some.square().sum(dim=1)
-        beyond = self._beyond(blocks[0])
+        beyond = self._beyond(own_l2)
         if beyond is not None:
             pull = beyond * u[:, self._own]
             gradient[:, self._own].add_(pull)
@@ -139,7 +168,7 @@ class PenalisedRule:
     def step(self, u: Tensor, blocks: list[StepSamples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1 and self._penalised is None:
-            beyond = self._beyond(blocks[0])
+            beyond = self._beyond(blocks[0].own_l2)
             pull = None if beyond is None else lr * beyond * u[:, self._own]
             with products_in(self._precision, u.device):
                 self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
@@ -149,26 +178,6 @@ class PenalisedRule:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
 
-    def _beyond(self, samples: StepSamples) -> float | Tensor | None:
+    def _beyond(self, own_l2: Tensor | None) -> float | Tensor | None:
         """Return the penalty of own parameters beyond the shared ones', a column if it varies."""
-        return self._more or None if samples.own_l2 is None else samples.own_l2 - self._l2
-
-
-class CompiledRule(GradientRule):
-    """Another rule, compiled by ``torch.compile`` if that can take it: slow at the start."""
-
-    def __init__(self, rule: GradientRule) -> None:
-        self._plain, self._gradient = rule, torch.compile(rule.gradient)
-
-    @override
-    def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
-        try:
-            return self._gradient(u, samples)
-        except RuntimeError as error:
-            if self._gradient == self._plain.gradient:
-                raise  # it cannot be computed at all
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            told = f"The model cannot be compiled ({said}); it is computed without."
-            warnings.warn(told, UserWarning, stacklevel=2)
-            self._gradient = self._plain.gradient
-            return self._gradient(u, samples)
+        return self._more or None if own_l2 is None else own_l2 - self._l2
