@@ -1,21 +1,20 @@
 """A FedAvg round for models that are not fully connected, against a plain PyTorch loop.
 
-    python -m benchmarks.models [cnn resnet lstm transformer lora] [--threads 2] [--device cuda]
+    python -m benchmarks.models [cnn resnet lstm transformer lora] [--threads 2]
     python -m benchmarks.models cnn --threads 2 --profile     (where the time goes)
-    python -m benchmarks.models lstm cnn --device cuda --clients 100 --precisions
 
 10 clients x 60 samples, batch 20, three local steps. The plain loop is what one would write without
-a library: a copy of the module for each client, ``torch.optim.SGD``, and the average.
+a library: a copy of the module for each client, ``torch.optim.SGD``, and the average. Networks on a
+GPU: ``benchmarks.gpu_networks``.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
@@ -33,13 +32,13 @@ from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import StackedClients
-from equifed.engines.threads import Precision, products_in
+from equifed.engines.threads import products_in
 from equifed.models.architectures import build
 from equifed.models.losses import cross_entropy
 
 SAMPLES, BATCH, STEPS, LR, CLASSES, LENGTH = 60, 20, 3, 0.05, 10, 80
 IMAGE = (3, 32, 32)
-MANY = 100
+BASE = "plain loop"
 
 
 class Block(nn.Module):
@@ -149,25 +148,6 @@ def our_round(clients: InProcessClients, x: Tensor) -> Tensor:
     return total
 
 
-def shared_round(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
-    """Take as many steps with one model on all clients' minibatches: what a GPU can do at best."""
-    optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=1e-9)
-    count = len(inputs) // STEPS
-    order = torch.randperm(len(inputs), device=inputs.device)
-    for step in range(STEPS):
-        rows = order[step * count : (step + 1) * count]
-        optimiser.zero_grad()
-        with products_in("full", inputs.device):
-            plain_loss(module(inputs[rows]), targets[rows]).backward()
-        optimiser.step()
-
-
-def wait_for(call: Callable[[], object]) -> None:
-    """Call, and wait for the device."""
-    call()
-    torch.cuda.synchronize()
-
-
 def explain(name: str, clients: int, turns: int) -> None:
     """Print where the time of the plain loop goes, and that of ours, on a CPU."""
     torch.manual_seed(0)
@@ -184,76 +164,30 @@ def pairs_of(held: InProcessClients) -> list[tuple[Tensor, Tensor]]:
     return [(held._inputs[a : a + SAMPLES], held._targets[a : a + SAMPLES]) for a in begins]
 
 
-def compare(name: str, clients: int, device: str, turns: int) -> dict[str, float]:
+def compare(name: str, clients: int, turns: int) -> dict[str, float]:
     """Print the times of one model, and return them."""
     torch.manual_seed(0)
     module, data = MODELS[name](), federation(name, clients)
-    given = {"device": device, "init": "given"}
+    given = {"init": "given"}
     engines: dict[str, InProcessClients] = {
         "loop": LoopClients(data, module, cross_entropy, **given),
         "stacked": StackedClients(data, module, cross_entropy, **given),
         "auto": simulate(data, module, cross_entropy, **given),
     }
-    if device == "cuda":
-        compiled = StackedClients(data, module, cross_entropy, **given, compiled=True)
-        engines["stacked, compiled"] = compiled
-    candidates: dict[str, Callable[[], object]] = {}
-    if base_of(device, clients) == "plain loop":
-        own = copy.deepcopy(module).to(device)
-        candidates["plain loop"] = partial(plain_round, own, pairs_of(engines["loop"]))
-    else:
-        engines.pop("loop")
-    chosen = engines["auto"].engine
-    title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
-    times, ends = take_turns(candidates, engines, module, device, turns)
+    x = engines["loop"].flatten(module)
+    candidates: dict[str, Callable[[], object]] = {
+        BASE: partial(plain_round, copy.deepcopy(module), pairs_of(engines["loop"]))
+    }
+    candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
+    ends = {key: our_round(engine, x) for key, engine in engines.items()}
+    times = best_times(candidates, turns=turns, wall=True)
     apart = max(float((end - ends["stacked"]).abs().max()) for end in ends.values())
     if apart > 1e-4:
         raise SystemExit(f"{name}: the engines disagree by {apart}")
-    print(table(title, times, base_of(device, clients)), flush=True)
+    chosen = engines["auto"].engine
+    title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
+    print(table(title, times, BASE), flush=True)
     return times
-
-
-def compare_precisions(name: str, clients: int, turns: int) -> dict[str, float]:
-    """Print the times of one model on a GPU in all precisions, and return them."""
-    torch.manual_seed(0)
-    module, data = MODELS[name](), federation(name, clients)
-    engines: dict[str, InProcessClients] = {
-        precision: StackedClients(
-            data, module, cross_entropy, device="cuda", init="given", precision=precision
-        )
-        for precision in get_args(Precision)
-    }
-    times, ends = take_turns({}, engines, module, "cuda", turns)
-    print(table(f"\n{name}, {clients} clients", times, "one shared model"), flush=True)
-    moved = float((ends["full"] - engines["full"].flatten(module)).norm())
-    for precision, end in ends.items():
-        print(f"{precision}: update off by {float((end - ends['full']).norm()) / moved:.1e}")
-    return times
-
-
-def take_turns(
-    candidates: dict[str, Callable[[], object]],
-    engines: Mapping[str, InProcessClients],
-    module: nn.Module,
-    device: str,
-    turns: int,
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Return the times of candidates, of engines and of one shared model, and where engines end."""
-    held = next(iter(engines.values()))
-    x = held.flatten(module)
-    if device == "cuda":
-        one = copy.deepcopy(module).to(device)
-        candidates["one shared model"] = partial(shared_round, one, held._inputs, held._targets)
-    candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
-    ends = {key: our_round(engine, x) for key, engine in engines.items()}
-    if device == "cuda":
-        candidates = {key: partial(wait_for, call) for key, call in candidates.items()}
-    return best_times(candidates, turns=turns, wall=True), ends
-
-
-def base_of(device: str, clients: int) -> str:
-    """Return what ratios are to: one client after the other would take minutes if many."""
-    return "one shared model" if device == "cuda" and clients > MANY else "plain loop"
 
 
 def main() -> None:
@@ -262,11 +196,9 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all by default")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
-    parser.add_argument("--precisions", action="store_true", help="full, tf32, bf16 on a GPU")
-    parser.add_argument("--profile", action="store_true", help="where the time goes, on a CPU")
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     names = given.models or list(MODELS)
@@ -274,14 +206,9 @@ def main() -> None:
         for name in names:
             explain(name, given.clients, given.turns)
         return
-    label, base = f"models-{given.device}-{given.clients}", base_of(given.device, given.clients)
-    if given.precisions:
-        label, base = f"precisions-{given.clients}", "one shared model"
-        rows = {name: compare_precisions(name, given.clients, given.turns) for name in names}
-    else:
-        rows = {name: compare(name, given.clients, given.device, given.turns) for name in names}
+    rows = {name: compare(name, given.clients, given.turns) for name in names}
     if given.store is not None:
-        store(label, base, rows, given.store)
+        store(f"models-cpu-{given.clients}", BASE, rows, given.store)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import equifed as ef
 from equifed.contract.streams import Stream
 from equifed.engines import simulate as choose
 from equifed.engines.loop import LoopClients
+from equifed.engines.stacked import compiling
 from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.stacked.gradient_rules import FunctionRule
 from equifed.models.losses import cross_entropy
 from equifed.runs.config import RunConfig
 
@@ -138,7 +140,7 @@ def test_choices_on_ties(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_compiled_is_computed_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(function: object) -> object:
+    def refuse(function: object, **options: object) -> object:
         def compiled(*arguments: object, **named: object) -> None:
             raise RuntimeError("no rule for this")
 
@@ -159,7 +161,7 @@ def test_step_sizes_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would be constants of a program, and another one would be made for every size."""
     calls: list[int] = []
 
-    def compile_(function: Callable[..., object]) -> Callable[..., object]:
+    def compile_(function: Callable[..., object], **options: object) -> Callable[..., object]:
         def compiled(*arguments: object, **named: object) -> object:
             assert not named and not any(isinstance(one, float) for one in arguments)
             calls.append(len(arguments))
@@ -177,3 +179,61 @@ def test_step_sizes_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         ours, theirs = (c.local_steps(x, work, Stream(0)).displacement for c in (compiled, plain))
         assert torch.equal(ours.matrix, theirs.matrix)
     assert len(calls) > 3
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A compiler on a clock of its own, and what a gradient takes, plain and compiled."""
+    told = {"plain": 0.2, "compiled": 0.1, "now": 0.0}
+
+    def compile_(function: Callable[..., object], **options: object) -> Callable[..., object]:
+        def compiled(*arguments: object) -> object:
+            told["now"] += told["compiled"] - told["plain"]  # what the function itself adds
+            return function(*arguments)
+
+        return compiled
+
+    compute = FunctionRule.compute
+
+    def timed(self: FunctionRule, *arguments: object) -> object:
+        told["now"] += told["plain"]
+        return compute(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FunctionRule, "compute", timed)
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr("equifed.engines.stacked.clients.WHERE", ("cpu",))
+    monkeypatch.setattr(compiling.time, "perf_counter", lambda: told["now"])
+    return told
+
+
+@pytest.mark.parametrize(
+    ("rounds", "compiled", "said"),
+    [
+        (20, 0.1, "not compiled: the 16 exchanges to come take 6.4 s, compiling 1"),
+        (200, 0.1, "compiled in 0.2 s: 200 ms an exchange, 400 without."),
+        (200, 0.3, "compiled in 0.6 s and left again: 600 ms an exchange, 400 without."),
+    ],
+)
+def test_auto_compiles_what_pays(
+    rounds: int, compiled: float, said: str, compiler: dict[str, float]
+) -> None:
+    compiler["compiled"] = compiled
+    module, work = network(), ef.LocalSGD(lr=0.1, steps=2, batch_size=3)
+    clients = ef.simulate(images(), module, cross_entropy, engine="stacked")
+    history = ef.train(ef.FedAvg(work), clients, rounds=rounds, progress=False)
+    told = [event["reason"] for event in history.events if event["event"] == "note"]
+    assert [note for note in told if f"Gradients on the GPU: {said}" in note], told
+    plain = ef.simulate(images(), module, cross_entropy, engine="stacked", compiled=False)
+    again = ef.train(ef.FedAvg(work), plain, rounds=rounds, progress=False)
+    for one, other in zip(history.parameters.values(), again.parameters.values(), strict=True):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+def test_changing_clients_are_not_compiled_for(compiler: dict[str, float]) -> None:
+    clients = ef.simulate(images(), network(), cross_entropy, engine="stacked")
+    work, x = ef.LocalSGD(lr=0.1, epochs=1, batch_size=3), clients.flatten(network())
+    clients.expect(None, 10_000, Stream(0))
+    for r in range(8):
+        clients.subset(range(1 + r % 3)).local_steps(x, work, Stream(r))
+    told = [note for _, note in clients.take_notes()]
+    assert told == ["Gradients on the GPU: not compiled: the clients of an exchange change."]

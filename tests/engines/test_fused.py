@@ -18,6 +18,7 @@ from equifed.engines.loop import LoopClients
 from equifed.engines.stacked import fused
 from equifed.engines.stacked.clients import StackedClients
 from equifed.engines.stacked.fused import Fused, Shape
+from equifed.metrics import METRICS
 
 pytest.importorskip("triton", "3.4", reason="Triton 3.4 or newer, which is for Linux")
 pytestmark = pytest.mark.filterwarnings(  # the interpreter of Triton 3.6 with NumPy before 2.4
@@ -110,6 +111,52 @@ def test_logistic_and_squared_losses_of_one_output_agree_with_the_loop() -> None
     numbers = regression([9, 4], 5)
     found |= {"squared": max(differences(numbers, chain(5, 3, 1), work).values())}
     assert max(found.values()) < ROUNDING, found
+
+
+@pytest.mark.parametrize("programs", [1, 512])  # whole clients, or parts of them
+@pytest.mark.parametrize(
+    ("units", "activation", "options"),
+    [
+        ((3,), nn.ReLU, {"l2": 0.1}),
+        ((20, 5, 3), nn.Tanh, {"l2": 0.3, "penalise": "weights"}),
+        ((17, 3), nn.ReLU, {"loss": "squared"}),
+        ((4, 1), nn.Tanh, {"loss": "logistic"}),
+    ],
+)
+def test_passes_over_all_samples_agree_with_the_loop(
+    units: tuple[int, ...], activation: type[nn.Module], options: dict[str, Any], programs: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(fused, "PROGRAMS", programs)
+    monkeypatch.setattr(fused, "DELTAS", 1 << 13)  # some clients come in parts
+    data = classification([150, 13, 5], (37,), max(2, units[-1]), dtype=np.float32)
+    module = chain(37, *units, activation=activation)
+    stacked = StackedClients(data, module, **options)
+    monkeypatch.setattr(stacked, "supply", None)  # nothing is fetched for products
+    loop = LoopClients(data, module, dtype=torch.float64, **options)
+    x = loop.initial(Stream(3))
+    values, gradients = loop.value_and_gradient(x, Stream(0))
+    found, handle = stacked.value_and_gradient(x.float(), Stream(0))
+    true, other = gradients.dense(), handle.dense().double()
+    assert found == pytest.approx(values, rel=ROUNDING)
+    assert stacked.losses(x.float(), Stream(0)) == pytest.approx(values, rel=ROUNDING)
+    assert float((other - true).norm() / true.norm()) < ROUNDING
+
+
+def test_evaluation_by_programs_is_that_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = classification([150, 13, 5], (37,), 3, dtype=np.float32)
+    clients = StackedClients(data, chain(37, 4, 3))
+    x = clients.initial(Stream(3))
+    (quick,) = clients.evaluate(x, ("train",))
+    (named,) = clients.evaluate(x, ("train",), [METRICS["balanced_accuracy"]])  # needs the outputs
+    clients.fused = "left out"
+    (plain,) = clients.evaluate(x, ("train",))
+    assert quick.hits is not None
+    assert plain.hits is not None
+    for one in (quick, named):
+        assert one.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=ROUNDING)
+        assert (one.metrics["accuracy"] == plain.metrics["accuracy"]).all()
+    assert (quick.hits.correct == plain.hits.correct).all()
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ from torch.torch_version import TorchVersion
 
 from equifed.contract.local import LocalWork
 from equifed.engines.stacked.dense_layers import ACTIVATIONS, DenseLayersRule, Linear
+from equifed.engines.stacked.fused_shapes import DOWN, UP, Shape, Tiles, find_shared, pad
 from equifed.engines.stacked.gradient_rules import GradientRule
 from equifed.engines.stacked.samples import Chunk
 from equifed.engines.stacked.walk import ChunkWork, squared_lengths
@@ -29,15 +30,6 @@ PRECISIONS = ("full", "tf32")
 """Full ones are made of three products of rounded factors."""
 
 LOSSES = ("cross_entropy", "binary_logistic", "squared")
-
-MOST_ROWS = 128
-"""Samples of a batch that are held at once."""
-
-MOST_TILE = 1 << 13
-"""Entries of a matrix that a program keeps in registers."""
-
-SHARED = 96 << 10
-"""Bytes of a multiprocessor's shared memory that every GPU since 2020 gives a program."""
 
 INTERPRETED = False
 """Whether programs also run on a CPU, through Triton's interpreter: for tests."""
@@ -59,84 +51,6 @@ DELTAS = 1 << 28
 
 PAYS = 200
 """Walks of a shape after which its tiles are measured: compiling them takes half a minute."""
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How a program is laid out: inputs at a time, warps, and loads in flight."""
-
-    block: int
-    warps: int
-    stages: int
-
-
-CANDIDATES = {
-    "full": (Tiles(32, 4, 3), Tiles(32, 4, 4), Tiles(16, 4, 4), Tiles(32, 4, 2), Tiles(16, 4, 2)),
-    "tf32": (Tiles(32, 4, 4), Tiles(16, 4, 4), Tiles(32, 4, 2), Tiles(16, 4, 2)),
-}
-"""By precision; the first that fits is taken until they are measured."""
-
-
-UP = {"full": Tiles(32, 4, 3), "tf32": Tiles(32, 4, 4)}
-DOWN = {"full": Tiles(128, 4, 3), "tf32": Tiles(128, 4, 3)}
-"""Of passes over all samples, to the losses and back to the first layer."""
-
-UP_ROWS, DOWN_ROWS = 128, 32
-"""Samples at a time of the two."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model and the batches of its local steps, padded to what matrix units take."""
-
-    features: int
-    units: tuple[int, ...]  # of every layer, the outputs last
-    batch: int
-    precision: str
-    shared: int = SHARED
-
-    @property
-    def rows(self) -> int:
-        """Samples of a batch, padded."""
-        return pad(self.batch)
-
-    @cached_property
-    def padded(self) -> tuple[int, ...]:
-        """Units of every layer, padded."""
-        return tuple(pad(count) for count in self.units)
-
-    @cached_property
-    def largest(self) -> int:
-        """Entries of the largest matrix above the first layer's weights."""
-        pairs = zip((self.rows, *self.padded), self.padded, strict=False)
-        return max(a * b for a, b in pairs)
-
-    @cached_property
-    def fitting(self) -> list[Tiles]:
-        """The tiles of which a program fits into a multiprocessor."""
-        return [tiles for tiles in CANDIDATES[self.precision] if self._fits(tiles)]
-
-    def _fits(self, tiles: Tiles) -> bool:
-        loads = tiles.stages * tiles.block * (self.padded[0] + 2 * self.rows)
-        return 4 * (loads + 2 * self.largest) <= self.shared
-
-    @cached_property
-    def refused(self) -> str | None:
-        """Why no program holds it, if none does."""
-        if self.rows > MOST_ROWS:
-            return f"batches of {self.batch} samples are larger than {MOST_ROWS}"
-        if self.largest > MOST_TILE or not self.fitting:
-            return f"layers of {', '.join(map(str, self.units))} units do not fit into registers"
-        return None
-
-
-def pad(count: int) -> int:
-    """Return the next power of two that matrix units take.
-
-    >>> pad(3), pad(50)
-    (16, 64)
-    """
-    return max(16, 1 << (count - 1).bit_length())
 
 
 def cut(rows: Tensor, some: slice) -> Tensor:
@@ -181,14 +95,6 @@ class FusedWalk:
         steps = torch.as_tensor(self.given.steps, device=moved.device).unsqueeze(1)
         mean = moved / (work.lr * steps).to(moved)
         return mean if correction is None else mean - correction
-
-
-def find_shared(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may have on a device."""
-    if device.type != "cuda":
-        return SHARED
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", SHARED))
 
 
 class Fused:
@@ -258,18 +164,19 @@ class Fused:
     ) -> tuple[Tensor, Tensor] | None:
         """Return losses and, if asked, gradients on all samples of a chunk's clients, no penalty.
 
-        None where they are not computed here.
+        Losses alone are in full precision. None where they are not computed here.
         """
-        longest, shape = int(chunk.sizes[0]), self._shape(UP_ROWS)
+        shape = self._pass_shape(gradient)
         if shape.refused or not chunk.sizes.min():
             return None
+        longest = int(chunk.sizes[0])
         value, found = x.new_empty(len(chunk)), empty_rows(len(chunk) if gradient else 0, x)
         most = max(1, DELTAS // (shape.padded[0] * longest))
         sizes = self._sizes_of(chunk, x.device)
         for first in range(0, len(chunk), most):
             some = slice(first, first + most)
             here = inputs, targets, cut(chunk.starts, some), cut(sizes, some), longest
-            value[some] = self._pass(x, *here, found=cut(found, some))[0]
+            value[some] = self._pass(x, *here, shape, cut(found, some) if gradient else None)[0]
         return value, found
 
     def evaluate(
@@ -280,53 +187,52 @@ class Fused:
 
         None where they are not computed here: of one output, or of no classes.
         """
-        shape = self._shape(UP_ROWS)
+        shape = self._pass_shape(False)
         if shape.refused or shape.units[-1] == 1 or targets.is_floating_point():
             return None
         correct = torch.empty(len(inputs), dtype=torch.bool, device=x.device)
-        return *self._pass(x, inputs, targets, starts, sizes, longest, correct=correct), correct
+        here = inputs, targets, starts, sizes, longest
+        return *self._pass(x, *here, shape, None, correct), correct
+
+    def _pass_shape(self, gradient: bool) -> Shape:
+        """Return how a pass over all samples is laid out, losses alone in full precision."""
+        precision = self._precision if gradient else "full"
+        return replace(self._shape(UP[precision][0]), precision=precision, passing=True)
 
     def _pass(
         self, x: Tensor, inputs: Tensor, targets: Tensor, starts: Tensor, sizes: Tensor,
-        longest: int, found: Tensor | None = None, correct: Tensor | None = None,
+        longest: int, shape: Shape, found: Tensor | None, correct: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return losses and numbers of right answers of some clients, in full precision.
+        """Return losses and numbers of right answers of some clients.
 
-        Gradients are put into ``found`` if it has rows, right answers into ``correct``.
+        Gradients are put into ``found`` if it is there, right answers into ``correct``.
         """
         from equifed.engines.stacked.fused_passes import go_down, go_up
 
-        count, shape = len(starts), self._shape(UP_ROWS)
-        found = x if found is None else found  # which has no rows
-        gradient, padded = found.dim() == 2 and len(found) > 0, shape.padded[0]
-        precision = self._precision if gradient else "full"
-        exact = precision == "full"
-        splits = max(1, min(PROGRAMS // count, -(-longest // UP_ROWS)))
-        parts = empty_rows(count * splits, x) if gradient and splits > 1 else found
+        count, padded, exact = len(starts), shape.padded[0], shape.precision == "full"
+        (rows, up), (down_rows, down) = UP[shape.precision], DOWN[shape.precision]
+        splits = max(1, min(PROGRAMS // count, -(-longest // rows)))
         high = (x.view(torch.int32) & -8192).view(x.dtype) if exact else x
         numbers, width = x.new_empty(2, count, splits), -(-longest // 16) * 16
-        deltas = x.new_empty(count * gradient, width, padded)
+        deltas, parts, stride = x, x, len(x)
+        if found is not None:
+            deltas = x.new_empty(count, width, padded)
+            parts = found if splits == 1 else x.new_empty(count, splits, len(x))
+            stride = found.stride(0) if splits == 1 else len(x)
         go_up[(count, splits)](
             inputs, targets, starts, sizes, x, high, x - high, *numbers,
-            numbers if correct is None else correct, deltas, parts, width, parts.stride(0), splits,
-            ROWS=UP_ROWS, GRADIENT=gradient, HITS=correct is not None, EXACT=exact,
-            **self._model_constants(shape, targets), **_options(UP[precision]),
+            numbers if correct is None else correct, deltas, parts, width, stride, splits,
+            ROWS=rows, GRADIENT=found is not None, HITS=correct is not None, EXACT=exact,
+            **self._model_constants(shape, targets), **_options(up),
         )  # fmt: skip
-        if gradient:
-            tiles = DOWN[precision]
-            go_down[(count * splits, -(-shape.features // tiles.block))](
-                inputs, starts, sizes, deltas, parts, width, parts.stride(0), splits, 1.0,
-                D=shape.features, H=shape.units[0], HB=padded, ROWS=DOWN_ROWS, EXACT=exact,
-                **_options(tiles),
+        if found is not None:
+            go_down[(count * splits, -(-shape.features // down.block))](
+                inputs, starts, sizes, deltas, parts, width, stride, splits, 1.0,
+                D=shape.features, H=shape.units[0], HB=padded, ROWS=down_rows, EXACT=exact,
+                **_options(down),
             )  # fmt: skip
-        if gradient and splits > 1:
-            torch.sum(
-                parts.as_strided(
-                    (count, splits, len(x)), (splits * parts.stride(0), parts.stride(0), 1)
-                ),
-                dim=1,
-                out=found,
-            )
+            if splits > 1:
+                torch.sum(parts, dim=1, out=found)
         value, right = numbers.sum(dim=2)
         return value, right
 

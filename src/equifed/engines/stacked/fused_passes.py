@@ -19,13 +19,13 @@ def go_up(
     LAYERS: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, C: tl.constexpr,
     HB: tl.constexpr, GB: tl.constexpr, CB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     LOSS: tl.constexpr, CLASSES: tl.constexpr, TARGETS: tl.constexpr, TANH: tl.constexpr,
-    BIAS: tl.constexpr, GRADIENT: tl.constexpr, HITS: tl.constexpr, EXACT: tl.constexpr, FLAT: tl.constexpr=1,
+    BIAS: tl.constexpr, GRADIENT: tl.constexpr, HITS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Add up the losses of a part of a client's samples at x, which is high + low.
 
-    With GRADIENT also write their mean's derivatives by the first layer's outputs, (samples,
-    units), and by the parameters above its weights; a client's parts follow each other. With HITS
-    also which samples are answered correctly, and how many.
+    With GRADIENT also write their mean's derivatives by the first layer's outputs, (units, samples)
+    if EXACT, else the other way round, and by the parameters above its weights; a client's parts
+    follow each other. With HITS also which samples are answered correctly, and how many.
     """
     client, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, size = tl.load(starts + client), tl.load(sizes + client).to(tl.int32)
@@ -86,11 +86,11 @@ def go_up(
                 of_b2 += tl.sum(delta, 0)
                 delta = _chain(_dot(delta, tl.trans(w2), None, EXACT), h, TANH)
             of_b1 += tl.sum(delta, 0)
-            if FLAT:
-                tl.store(deltas + rows[:, None] * HB + rh[None, :], delta, mask=there[:, None])
-            else:
+            if EXACT:
                 places = rh[:, None] * width + rows[None, :]
                 tl.store(deltas + places, tl.trans(delta), mask=there[None, :])
+            else:
+                tl.store(deltas + rows[:, None] * HB + rh[None, :], delta, mask=there[:, None])
     if HITS:
         tl.store(right + client * splits + part, hits)
     tl.store(losses + client * splits + part, total * share)
@@ -118,7 +118,7 @@ def go_up(
 def go_down(
     inputs, starts, sizes, deltas, parts, width, stride, splits, one,
     D: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    EXACT: tl.constexpr, FLAT: tl.constexpr=1,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """Write the derivative by BLOCK columns of the first layer's weights, of a client's part."""
     row = tl.program_id(0).to(tl.int64)
@@ -135,17 +135,12 @@ def go_down(
         a = tl.load(
             inputs + rows[None, :] * D + k[:, None], mask=there[None, :] & mk[:, None], other=0.0
         )
-        if FLAT:
+        if EXACT:
+            places = rh[:, None] * width + rows[None, :]
+            d = tl.trans(tl.load(deltas + places, mask=there[None, :], other=0.0))
+        else:  # what is not computed on would be read in pieces of four bytes
             d = tl.load(deltas + rows[:, None] * HB + rh[None, :], mask=there[:, None], other=0.0)
-        else:
-            d = tl.load(
-                deltas + rh[:, None] * width + rows[None, :], mask=there[None, :], other=0.0
-            )
-            d = tl.trans(d)
-        if not EXACT:  # what is not computed on would be read in pieces of four bytes
-            a = one * a
-            if FLAT:
-                d = one * d
+            a, d = one * a, one * d
         total = _dot(a, d, total, EXACT)
     ok = (rh < H)[None, :] & mk[:, None]
     tl.store(parts + row * stride + rh[None, :] * D + k[:, None], total, mask=ok)
