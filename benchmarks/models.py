@@ -180,7 +180,7 @@ def compare(name: str, clients: int, turns: int) -> dict[str, float]:
     }
     candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
     ends = {key: our_round(engine, x) for key, engine in engines.items()}
-    times = best_times(candidates, turns=turns, wall=True)
+    times = best_times(candidates, turns=turns)
     apart = max(float((end - ends["stacked"]).abs().max()) for end in ends.values())
     if apart > 1e-4:
         raise SystemExit(f"{name}: the engines disagree by {apart}")
