@@ -354,7 +354,7 @@ def compare_passes(sizes: list[int]) -> dict[str, dict[str, float]]:
             }
             row = {"one read": seconds(lambda _, e=engine: e._inputs.sum(), TIMED)}
             row |= {name: seconds(call, TIMED) for name, call in passes.items()}
-            engine.fused = "left out"
+            engine.fused, engine._evaluator.quick = "left out", None
             row |= {f"{name}, products": seconds(call, TIMED) for name, call in passes.items()}
             rows[f"{clients:,} clients, {precision}"] = row
             reads = (f"{name} {1e3 * t:.2f} ms, {t / row['one read']:.1f} reads"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,3 +239,16 @@ def test_changing_clients_are_not_compiled_for(compiler: dict[str, float]) -> No
         clients.subset(range(1 + r % 3)).local_steps(x, work, Stream(r))
     told = [note for _, note in clients.take_notes()]
     assert told == ["Gradients on the GPU: not compiled: the clients of an exchange change."]
+
+
+def test_engines_are_freed_at_once(compiler: dict[str, float]) -> None:
+    """A cycle would keep the memory of a GPU until the collector comes."""
+    clients = StackedClients(images(), network(), cross_entropy)
+    assert clients.trial is not None
+    gone, there = weakref.ref(clients), gc.isenabled()
+    gc.disable()
+    try:
+        del clients
+        assert gone() is None
+    finally:
+        gc.enable() if there else None

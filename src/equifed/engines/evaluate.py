@@ -164,7 +164,7 @@ class FederationEvaluator:
         self._federation, self._model, self._classes = federation, model, federation.classes
         self._held: dict[str, tuple[Tensor, Tensor]] = {}
         self._checksums: dict[str, Index] = {}
-        self.quick: Quick = lambda *_: None
+        self.quick: Quick | None = None
 
     def __call__(
         self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = (),
@@ -238,7 +238,7 @@ class FederationEvaluator:
     ) -> Evaluation:
         offsets = np.asarray(getattr(self._federation, name).offsets)
         found = None
-        if own is None and not asked and self._classes is not None:
+        if self.quick is not None and not asked and self._classes is not None:
             found = self.quick(x, *self._hold(name), offsets)
         if found is not None:
             value, count, right = (values.cpu().numpy() for values in found)

@@ -123,7 +123,7 @@ class StackedClients(InProcessClients):
         # Profile losses have no graphs: the number of Newton steps varies.
         on_device = self.model.device.type == "cuda" and self.offsets is None
         self.fused = plan(self.model, rule, self._precision, self._inputs, self._targets)
-        self._evaluator.quick = self._evaluate_quickly
+        self._evaluator.quick = self.fused.evaluate if isinstance(self.fused, Fused) else None
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.
@@ -139,7 +139,8 @@ class StackedClients(InProcessClients):
             return None
         compiled = partial(CompiledRule, self.model, rule.data)
         forget = graphs.forget if graphs is not None else lambda: None
-        return Trial(rule, compiled, forget, lambda told: self._notes.setdefault(told, True))
+        notes = self._notes  # not self: a cycle would hold the GPU's memory
+        return Trial(rule, compiled, forget, lambda told: notes.setdefault(told, True))
 
     @override
     def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str | None:
@@ -308,16 +309,6 @@ class StackedClients(InProcessClients):
         if not isinstance(self.fused, Fused):
             return None
         return self.fused.pass_over(x, chunk, self._inputs, self._targets, gradient)
-
-    def _evaluate_quickly(
-        self, x: Tensor, inputs: Tensor, targets: Tensor, offsets: Index
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return what programs tell of a split, where there are some and everybody has samples."""
-        sizes = np.diff(offsets)
-        if not isinstance(self.fused, Fused) or not sizes.min():
-            return None
-        starts, counts = torch.as_tensor(np.stack([offsets[:-1], sizes]), device=x.device)
-        return self.fused.evaluate(x, inputs, targets, starts, counts, int(sizes.max()))
 
     def _choose_fused(self, given: ChunkWork) -> Fused | None:
         """Return what carries out local steps as Triton programs, or note why nothing does."""

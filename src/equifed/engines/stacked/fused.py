@@ -13,10 +13,12 @@ from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
+from equifed.contract.arrays import Index
 from equifed.contract.local import LocalWork
 from equifed.engines.stacked.dense_layers import ACTIVATIONS, DenseLayersRule, Linear
 from equifed.engines.stacked.fused_shapes import DOWN, UP, Shape, Tiles, find_shared, pad
@@ -180,18 +182,19 @@ class Fused:
         return value, found
 
     def evaluate(
-        self, x: Tensor, inputs: Tensor, targets: Tensor, starts: Tensor, sizes: Tensor,
-        longest: int,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+        self, x: Tensor, inputs: Tensor, targets: Tensor, offsets: Index
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return clients' mean losses, how many samples are answered correctly, and which.
 
-        None where they are not computed here: of one output, or of no classes.
+        None where they are not computed here: of one output, of no classes, without samples.
         """
-        shape = self._pass_shape(False)
-        if shape.refused or shape.units[-1] == 1 or targets.is_floating_point():
+        shape, counts = self._pass_shape(False), np.diff(offsets)
+        known = shape.units[-1] > 1 and not targets.is_floating_point()
+        if shape.refused or not known or not counts.min():
             return None
         correct = torch.empty(len(inputs), dtype=torch.bool, device=x.device)
-        here = inputs, targets, starts, sizes, longest
+        starts, sizes = torch.as_tensor(np.stack([offsets[:-1], counts]), device=x.device)
+        here = inputs, targets, starts, sizes, int(counts.max())
         return *self._pass(x, *here, shape, None, correct), correct
 
     def _pass_shape(self, gradient: bool) -> Shape:
