@@ -143,6 +143,32 @@ def test_passes_over_all_samples_agree_with_the_loop(
     assert float((other - true).norm() / true.norm()) < ROUNDING
 
 
+@pytest.mark.parametrize("factor", [1.1, float("nan")])
+def test_wrong_answers_of_programs_are_noticed_and_not_used(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another driver or compiler might give them: the first pass is held against the module."""
+    data = classification([15, 13, 5], (7,), 3, dtype=np.float32)
+    stacked = StackedClients(data, chain(7, 4, 3))
+    right = stacked.fused._pass  # type: ignore[union-attr]
+
+    def wrong(*given: Any) -> Any:
+        told = right(*given)
+        if given[7] is not None:
+            given[7].mul_(factor)
+        return told
+
+    monkeypatch.setattr(stacked.fused, "_pass", wrong)
+    loop = LoopClients(data, chain(7, 4, 3), dtype=torch.float64)
+    x = loop.initial(Stream(3))
+    _, gradients = loop.value_and_gradient(x, Stream(0))
+    _, handle = stacked.value_and_gradient(x.float(), Stream(0))
+    true, found = gradients.dense(), handle.dense().double()
+    assert float((found - true).norm() / true.norm()) < ROUNDING
+    work = LocalWork(0.1, steps=1, batch_size=5)
+    assert "differ from the module" in stacked.fused.refuse(work, np.array([5]))  # type: ignore[union-attr, operator]
+
+
 def test_evaluation_by_programs_is_that_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     data = classification([150, 13, 5], (37,), 3, dtype=np.float32)
     clients = StackedClients(data, chain(37, 4, 3))

@@ -51,6 +51,9 @@ PROGRAMS = 512
 DELTAS = 1 << 28
 """Numbers that such a pass keeps between its two halves; more clients come in parts."""
 
+WRONG: dict[Precision, float] = {"full": 1e-3, "tf32": 3e-2}
+"""Differences from the module that are no rounding: a driver or compiler of another version."""
+
 PAYS = 200
 """Walks of a shape after which its tiles are measured: compiling them takes half a minute."""
 
@@ -107,6 +110,8 @@ class Fused:
         self._units, self._features = tuple(one.fan_out for one in layers), layers[0].fan_in
         self._bias, self._tanh = layers[0].bias, ACTIVATIONS[nn.Tanh] in rule.layers
         self._model, self._precision = model, precision
+        self._checked: set[bool] = set()  # passes, without and with gradients
+        self._doubt: str | None = None
         self._sizes: WeakKeyDictionary[Chunk, Tensor] = WeakKeyDictionary()
         self._walks: dict[object, int] = {}
         known = partial(Shape, precision=precision, shared=find_shared(model.device))
@@ -114,6 +119,8 @@ class Fused:
 
     def refuse(self, work: LocalWork, sizes: Any) -> str | None:
         """Return why local steps of clients of these sizes are not carried out here, if so."""
+        if self._doubt is not None:
+            return self._doubt
         if work.batch_size is None:
             return "local steps are on all samples"
         if work.radius is not None or work.onto is not None:
@@ -169,7 +176,7 @@ class Fused:
         Losses alone are in full precision. None where they are not computed here.
         """
         shape = self._pass_shape(gradient)
-        if shape.refused or not chunk.sizes.min():
+        if shape.refused or self._doubt is not None or not chunk.sizes.min():
             return None
         longest = int(chunk.sizes[0])
         value, found = x.new_empty(len(chunk)), empty_rows(len(chunk) if gradient else 0, x)
@@ -179,7 +186,30 @@ class Fused:
             some = slice(first, first + most)
             here = inputs, targets, cut(chunk.starts, some), cut(sizes, some), longest
             value[some] = self._pass(x, *here, shape, cut(found, some) if gradient else None)[0]
-        return value, found
+        if gradient not in self._checked:
+            self._checked.add(gradient)
+            self._doubt = self._compare(x, chunk, inputs, targets, value, found)
+        return (value, found) if self._doubt is None else None
+
+    def _compare(
+        self, x: Tensor, chunk: Chunk, inputs: Tensor, targets: Tensor, value: Tensor, found: Tensor
+    ) -> str | None:
+        """Return what is wrong with the answer for the smallest client, by the module itself."""
+        first, size = int(chunk.starts[-1]), int(chunk.sizes[-1])
+        rows, told = inputs[first : first + size], targets[first : first + size]
+        with torch.enable_grad():
+            at = x.detach().clone().requires_grad_()
+            loss = self._model.sample_losses(at, rows, told).mean()
+            (true,) = torch.autograd.grad(loss, at)
+        most = WRONG[self._precision]
+        loss = loss.detach()
+        away = (value[-1] - loss).abs() / (1 + loss.abs())
+        if len(found):
+            scale = true.norm() + rows.flatten(1).norm(dim=1).mean()
+            away = torch.maximum(away, (found[-1] - true).norm() / scale)
+        if bool(away <= most):  # which no NaN is
+            return None
+        return f"programs differ from the module by {float(away):.1g}, more than {most:g}"
 
     def evaluate(
         self, x: Tensor, inputs: Tensor, targets: Tensor, offsets: Index
