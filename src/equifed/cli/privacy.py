@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 NAMED = 5
 """Ledgers that are printed in full; the others are like them, or --json has them."""
 
-WORDS = {
-    "moments": "second moments", "losses": "mean loss", "gradients": "mean gradient",
-    "steps": "gradient of a local step", "updates": "sum of updates",
-}  # fmt: skip
-
 
 def privacy(
     path: Annotated[
@@ -120,8 +115,10 @@ def _numbers(text: str, what: str) -> list[int]:
 def _print_plan(found: Sequence[Planned], title: str, whose: str) -> None:
     from rich.table import Table
 
+    from equifed.privacy.budget import MECHANISMS
+
     kinds = list(dict.fromkeys(entry.kind for _, _, entries in found for entry in entries))
-    table = Table("rounds", whose, *(f"{WORDS[kind]}" for kind in kinds), title=title)
+    table = Table("rounds", whose, *(MECHANISMS[kind].words for kind in kinds), title=title)
     for m, r, entries in found:
         times = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
         cells = {e.kind: f"{e.sigma:.3g} ({times[e.kind]})" for e in entries}
@@ -152,6 +149,7 @@ def _tabulate(ledger: Ledger, entries: Sequence[dict[str, Any]]) -> Any:
     from rich.text import Text
 
     from equifed.contract.arrays import show_text
+    from equifed.privacy.budget import MECHANISMS
 
     title = (
         f"{show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta {ledger.delta:g} "
@@ -162,7 +160,8 @@ def _tabulate(ledger: Ledger, entries: Sequence[dict[str, Any]]) -> Any:
     for e in entries:
         share = "" if e["share"] is None else f"{e['share']:.1%}"
         table.add_row(
-            Text(show_text(WORDS.get(e["kind"], e["kind"]))), str(e["steps"]),
+            Text(MECHANISMS[e["kind"]].words if e["kind"] in MECHANISMS else show_text(e["kind"])),
+            str(e["steps"]),
             f"{e['sensitivity']:.3g}", f"{e['sigma']:.3g}", f"{e['q']:.3g}", share,
             f"{e['alone']:.3g}",
         )  # fmt: skip

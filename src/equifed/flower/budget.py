@@ -99,7 +99,8 @@ class Budget:
         planned = count(plan, len(federation.train))
         if linear_loss(engine.model) == "squared":  # all follows from moments
             planned = Planned(moments=1)
-        engine.answer_as(self.open_ledger(root, name), SecretNoise(), planned)
+        given = self.open_ledger(root, name), SecretNoise(), planned
+        engine.answer_as([engine.make_site(0, *given)], self.describe())
         engine.site(0).keep_moments(root / "ledger" / f"{slug(name)}.moments", plan.run)
         return engine  # type: ignore[return-value]
 

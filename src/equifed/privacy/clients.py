@@ -6,8 +6,9 @@ rows is its own and no client's answer: a real federation would pay for it.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal  # noqa: F401 - of inherited settings
 
@@ -24,9 +25,9 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.loop import LoopClients, walk_client
-from equifed.engines.ordered_sums import DenseVectors, InProcessVectors, to_numpy
+from equifed.engines.ordered_sums import DenseVectors, to_numpy
 from equifed.models.curvature import check_sum_weights, find_places
-from equifed.models.flat import FlatModel
+from equifed.models.flat import FlatModel, as_data
 from equifed.models.losses import SampleLoss
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Ledger, Unit  # noqa: F401
@@ -37,6 +38,7 @@ from equifed.privacy.site import BEND, PrivateSite, Unanswered, linear_loss
 FLOOR = 4.0
 """Eigenvalues of summed curvature are at least so many times root(q) of the noise's deviation."""
 
+UNPAID = "Evaluation on test rows is the simulation's own and costs nothing here."
 NOISED = "what clients answer carries noise for privacy, so nothing is proved about their rows"
 
 
@@ -50,24 +52,26 @@ class PrivateClients(LoopClients):
         self, data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", *,
         privacy: Bounds, **given: Any,
     ) -> None:  # fmt: skip
+        why = None
         if data.preparation is not None and privacy.preparation == "refused":
-            raise Unanswered(
+            why = (
                 "These data were prepared with scales and categories read from their "
                 "rows, outside the budget. If these are public, set Privacy(preparation='public'), "
                 "or equifed fit --public-preparation."
             )
-        if given.get("own_steps") == "alternating":
-            raise Unanswered("own_steps='alternating' steps twice, one time unpaid; use 'joint'.")
-        if data.layout is not None:
-            raise Unanswered(
-                "Privacy clips the length of a sample, so samples must be single arrays."
-            )
+        elif given.get("own_steps") == "alternating":
+            why = "own_steps='alternating' steps twice, one time unpaid; use 'joint'."
+        elif data.layout is not None:
+            why = "Privacy clips the length of a sample, so samples must be single arrays."
+        if why is not None:
+            raise Unanswered(why)
         super().__init__(data, model, loss, **given)
         PrivateSite.check(privacy, self.model)
         self.privacy = privacy
         budget = privacy.epsilon, privacy.delta
         self.ledgers = [Ledger(*budget, unit=privacy.unit, name=name) for name in self.names]
         self._sites: list[PrivateSite] = []  # made when it is known what will be asked
+        self._lent = ""
 
     @override
     def adds_noise(self) -> bool:
@@ -80,6 +84,8 @@ class PrivateClients(LoopClients):
     @override
     def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str:
         privacy = self.privacy
+        if self._lent:  # planned by whoever lent the sites
+            return self._lent
         if rounds > privacy.rounds:
             raise ValueError(
                 f"rounds={rounds}, but the privacy budget is split over {privacy.rounds}: say "
@@ -93,54 +99,41 @@ class PrivateClients(LoopClients):
         plan = count_questions(algorithm, privacy.rounds, self._sizes)
         if linear_loss(self.model) == "squared":  # all follows from moments
             plan = [Planned(moments=1)] * len(plan)
-        if any(one.steps for one in plan) and isinstance(self.curvature(), str):
-            self._refuse_measuring(algorithm)
-        self._sites.clear()
-        for i, planned in enumerate(plan):
-            noise = make_noise(stream.at("privacy", i), privacy.secret)
-            self._sites.append(self._make_site(i, self.ledgers[i], noise, planned))
-        self._repeat(plan, done)
-        return self.describe_privacy()
-
-    def _refuse_measuring(self, algorithm: Any) -> None:
-        """Refuse step sizes that would be measured, at a price that nobody planned."""
         steps: Any = getattr(getattr(algorithm, "algorithm", algorithm), "steps", None)
-        if hasattr(steps, "smoothness") and steps.smoothness is None:
+        measured = hasattr(steps, "smoothness") and steps.smoothness is None
+        if measured and any(one.steps for one in plan) and isinstance(self.curvature(), str):
             raise Unanswered(
                 "Automatic step sizes measure the clients' smoothness, which has no share of the "
                 "budget; give steps=AutoSteps(smoothness=...) or ConstantSteps(...)."
             )
-
-    def _repeat(self, plan: Sequence[Planned], done: int) -> None:
-        """Enter what the rounds before a resumed one have told, with the same noise."""
+        self._sites = [
+            self.make_site(i, ledger, make_noise(stream.at("privacy", i), privacy.secret), planned)
+            for i, (ledger, planned) in enumerate(zip(self.ledgers, plan, strict=True))
+        ]
         for site, planned in zip(self._sites, plan, strict=True):
-            for kind, count in planned.counts().items():
-                told = 0 if kind == "moments" else count * done // self.privacy.rounds
-                if told:
-                    site.enter(
-                        kind, told, round(planned.q * site.size) if kind == "steps" else None
-                    )
+            for kind, count in planned.counts().items():  # what rounds before a resumed one told
+                if told := 0 if kind == "moments" else count * done // privacy.rounds:
+                    rows = round(planned.q * site.size) if kind == "steps" else None
+                    site.enter(kind, told, rows)
+        shares = privacy.split(plan[0]).items()
+        parts = ", ".join(f"{kind} {share:.0%}" for kind, share in shares)
+        return f"{privacy.describe()} ({parts} of mu^2). {UNPAID}"
 
-    def answer_as(self, ledger: Ledger, noise: Noise, planned: Planned) -> None:
-        """Let the only client answer at a real site: with its own ledger, noise and plan."""
-        self.ledgers, self._sites = [ledger], [self._make_site(0, ledger, noise, planned)]
-
-    def _make_site(self, i: int, ledger: Ledger, noise: Noise, planned: Planned) -> PrivateSite:
-        rows = slice(int(self._offsets[i]), int(self._offsets[i + 1]))
+    def make_site(
+        self, i: int, ledger: Ledger, noise: Noise, planned: Planned, split: str = "train"
+    ) -> PrivateSite:
+        """Return what answers about one client's rows of a split."""
+        given = getattr(self._federation, split).client(i)
+        x, y = (as_data(part, self.model.dtype, self.model.device) for part in given)
         own_l2 = None if self.own is None else self.own.strength(int(self._sizes[i]))
-        given = self._inputs[rows], self._targets[rows], noise, planned, own_l2
-        return PrivateSite(self.privacy, ledger, self.model, *given)
+        return PrivateSite(self.privacy, ledger, self.model, x, y, noise, planned, own_l2)
 
-    def describe_privacy(self) -> str:
-        """Say what is protected, by what budget, and how it is split."""
-        privacy, first = self.privacy, self._sites[0]
-        parts = (f"{kind} {share:.0%}" for kind, share in privacy.split(first.planned).items())
-        whose = "every row" if privacy.unit == "record" else "every person"
-        return (
-            f"Privacy: {whose} of a client has epsilon {privacy.epsilon:g} at delta "
-            f"{privacy.delta:g} by noise added at the client ({', '.join(parts)} of mu^2). "
-            "Evaluation on test rows is the simulation's own and costs nothing here."
-        )
+    def answer_as(self, sites: Sequence[PrivateSite], told: str) -> None:
+        """Answer as these sites do, with the penalty here; ``told`` says what for."""
+        self._sites, self._lent = [copy.copy(site) for site in sites], told
+        self.ledgers = [site.ledger for site in sites]
+        for site in self._sites:
+            site.model = self.model
 
     def site(self, k: int) -> PrivateSite:
         """Return the site of the k-th client that takes part."""
@@ -197,39 +190,22 @@ class PrivateClients(LoopClients):
         shared, pulls = torch.stack(rows).tensor_split([self.model.size], dim=1)
         if all(site.settles for site in sites):
             three = zip(sites, self.own_rows.start[self.index], pulls, strict=True)
-            moved = [site.move_own(own, pull, "gradients") for site, own, pull in three]
-            self.own_rows.put(self.index, torch.stack(moved))
+            ends = [site.move_own(own, pull, "gradients") for site, own, pull in three]
+            self.own_rows.put(self.index, torch.stack(ends))
         return losses, DenseVectors(shared)
 
     @override
-    def move(
-        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
-        target: Tensor | None, slopes: Weights | None,
-    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
+    def _walk(
+        self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
+        correction: Tensor | None, slope: float | None, room: Tensor | None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         if work.hinge is not None:
             raise Unanswered(
                 "Steps on a smoothed hinge need the loss in every step, which the budget cannot "
                 "account for."
             )
-        rows = None if control is None else control.dense()
-        walks = []
-        for k, steps in enumerate(work.steps_for(self.sizes).tolist()):
-            correction = None
-            if rows is not None and target is not None:
-                correction = work.correction * (target - rows[k])
-            walks.append(self._walk_privately(x, work, k, steps, correction))
-        made = {kind: torch.stack([walk[kind] for walk in walks]) for kind in work.results}
-        if self.own is not None:
-            self.own_rows.put(self.index, torch.stack([walk["own"] for walk in walks]))
-        lengths = to_numpy(made["displacement"].square().sum(dim=1))
-        self.require_finite(lengths, "squared length of the local update")
-        return {kind: DenseVectors(matrix) for kind, matrix in made.items()}, None
-
-    def _walk_privately(
-        self, x: Tensor, work: LocalWork, k: int, steps: int, correction: Tensor | None
-    ) -> dict[str, Tensor]:
-        site, own, nothing = self.site(k), self._with_own(x, k)[len(x) :], x.new_zeros(())
-        ask = site.step_gradients(steps, work.batch_size)
+        site, start, nothing = self.site(k), self._with_own(x, k)[len(x) :], x.new_zeros(())
+        ask, own = site.step_gradients(steps, work.batch_size), start
 
         def gradient(u: Tensor, _: int) -> tuple[Tensor, Tensor]:
             nonlocal own
@@ -237,8 +213,10 @@ class PrivateClients(LoopClients):
             own = site.move_own(own, pull, "steps", work.lr)
             return nothing, shared
 
-        found = walk_client(x, work, steps, gradient, correction, size=self.model.size)
-        return found | {"own": own}
+        found = walk_client(x, work, steps, gradient, correction, size=len(x), room=room)
+        if self.own is not None:  # LoopClients keeps where it ends
+            found["displacement"] = torch.cat([found["displacement"], start - own])
+        return found
 
     # -- second derivatives -----------------------------------------------------------------------
 
@@ -250,11 +228,9 @@ class PrivateClients(LoopClients):
     @override
     def find_curvature(self) -> Curvature:
         """Return bounds that follow from what is declared."""
-        n, loss = len(self.names), linear_loss(self.model)
-        convex = 0.0 if self.model.penalised is not None else self.model.l2
-        steep = math.inf
-        if loss is not None:
-            steep = BEND[loss] * (self.privacy.rows**2 + 1) + self.model.l2
+        n, loss, l2 = len(self.names), linear_loss(self.model), self.model.l2
+        convex = 0.0 if self.model.penalised is not None else l2
+        steep = math.inf if loss is None else BEND[loss] * (self.privacy.rows**2 + 1) + l2
         return Curvature(np.full(n, steep), np.full(n, convex), loss is not None, lowest=0.0)
 
     @override
@@ -265,12 +241,10 @@ class PrivateClients(LoopClients):
         if linear_loss(self.model) is None:
             return "the model is not linear, or its loss has no known second derivative"
         check_sum_weights(weights, len(self.index))
-        sites = [self.site(k) for k in range(len(self.index))]
-        blocks = [w * site.hessian() for w, site in zip(weights, sites, strict=True)]
-        deviations = [w * site.hessian_noise() for w, site in zip(weights, sites, strict=True)]
-        return settle_sum(
-            self.model, weights, torch.stack(blocks).sum(dim=0), deviations, form, thin
-        )
+        pairs = [(w, self.site(k)) for k, w in enumerate(weights)]
+        total = torch.stack([w * site.hessian() for w, site in pairs]).sum(dim=0)
+        deviations = [w * site.hessian_noise() for w, site in pairs]
+        return settle_sum(self.model, weights, total, deviations, form, thin)
 
     @override
     def inexactness(self, x: Tensor) -> str:
@@ -328,19 +302,13 @@ def settle_sum(
     ridge = penalty * model.pull(total.new_ones(model.size))[places[0]]
     total = (axes * values.clamp(min=floor)) @ axes.T + ridge.diag()
     total = (total + total.T) / 2
-    common = penalty if model.penalised is None else 0.0
-    shown = _show(total, form, thin)
-    return CurvatureSum(shown[None], places, common, exact=False, constant=True)
-
-
-def _show(matrix: Tensor, form: Form, thin: Tensor | None) -> Tensor:
-    """Return a Hessian's block in the form that was asked for."""
     if form == "diagonal":
-        return matrix.diagonal()
-    if thin is None:
-        return matrix
-    product = matrix @ thin.to(matrix)
-    return thin.to(matrix).T @ product if form == "projected" else product
+        total = total.diagonal()
+    elif thin is not None:
+        left, right = thin.to(total).T, total @ thin.to(total)
+        total = left @ right if form == "projected" else right
+    common = penalty if model.penalised is None else 0.0
+    return CurvatureSum(total[None], places, common, exact=False, constant=True)
 
 
 @dataclass(frozen=True)

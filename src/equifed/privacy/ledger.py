@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -62,12 +63,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     check_delta(delta)
     if mu == 0 or delta_of(0.0, mu) <= delta:
         return 0.0
-    from scipy.optimize import brentq
-
-    high = 1.0
-    while delta_of(high, mu) > delta:
-        high *= 2
-    return float(brentq(lambda epsilon: delta_of(epsilon, mu) - delta, 0.0, high, xtol=1e-13))
+    return _find_root(lambda epsilon: delta - delta_of(epsilon, mu), xtol=1e-13)
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -75,16 +71,20 @@ def mu_of(epsilon: float, delta: float) -> float:
     check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}.")
-    from scipy.optimize import brentq
-
-    high = 1.0
-    while delta_of(epsilon, high) <= delta:
-        high *= 2
-    found = brentq(lambda mu: delta_of(epsilon, mu) - delta, 0.0, high, xtol=1e-15, rtol=1e-14)
-    mu = float(found)
+    mu = _find_root(lambda mu: delta_of(epsilon, mu) - delta, xtol=1e-15, rtol=1e-14)
     while delta_of(epsilon, mu) > delta:  # never above what the budget allows
         mu *= 1 - 1e-13
     return mu
+
+
+def _find_root(rising: Callable[[float], float], **accuracy: float) -> float:
+    """Return where a function that is negative at 0 and rises is zero."""
+    from scipy.optimize import brentq
+
+    high = 1.0
+    while rising(high) <= 0:
+        high *= 2
+    return float(brentq(rising, 0.0, high, **accuracy))
 
 
 def check_delta(delta: float) -> None:
@@ -168,19 +168,11 @@ def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, in
 
 
 class Ledger:
-    """The budget of one site, and what it has spent.
+    """The budget of one site, which is what may be published, and what it has spent.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-        The budget, which is what may be published.
-    unit : {"record", "person", "client"}
-        Whose rows are protected.
-    path : path, optional
-        File in which entries are kept over runs; one that is there is continued. It is written
-        before :meth:`spend` returns, so that no answer leaves that is not in it.
-    name : str
-        The site, as errors name it.
+    Entries are kept over runs in the file ``path``, if it is given; one that is there is continued.
+    It is written before :meth:`spend` returns, so that no answer leaves that is not in it. ``unit``
+    is whose rows are protected, ``name`` the site, as errors name it.
     """
 
     def __init__(
@@ -226,10 +218,9 @@ class Ledger:
 
     def _merged(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return all entries with these, equal ones counted together."""
-        counts = {(e.kind, e.sensitivity, e.sigma, e.q): e.steps for e in self.entries}
-        for e in entries:
-            key = e.kind, e.sensitivity, e.sigma, e.q
-            counts[key] = counts.get(key, 0) + e.steps
+        counts = Counter[tuple[str, float, float, float]]()
+        for e in (*self.entries, *entries):
+            counts[e.kind, e.sensitivity, e.sigma, e.q] += e.steps
         return [Entry(*key, steps) for key, steps in counts.items()]
 
     def to_dict(self, entries: Iterable[Entry] | None = None) -> dict[str, Any]:

@@ -29,17 +29,16 @@ from equifed.training.history import History
 HARMLESS = {Safeguarded}
 """Wrappers that ask nothing themselves."""
 
-
-ASKED: dict[str, Callable[[Any], dict[str, int]]] = {
-    "FairNewton": lambda core: {"losses": 1, "gradients": 1},
-    "FedAvg": lambda core: {"steps": 1},
-    "Scaffold": lambda core: (
+ASKED: dict[type, Callable[[Any], dict[str, int]]] = {
+    FairNewton: lambda core: {"losses": 1, "gradients": 1},
+    FedAvg: lambda core: {"steps": 1},
+    Scaffold: lambda core: (
         {"steps": 1} | ({} if core.variates == "stored" else {"losses": 1, "gradients": 1})
     ),
-    "ScaffPD": lambda core: {
+    ScaffPD: lambda core: {
         "losses": 1 + (core.gradient_batch_size != core.loss_batch_size), "gradients": 1, "steps": 1
     },
-    "DRFA": lambda core: {"losses": 1, "steps": 1},
+    DRFA: lambda core: {"losses": 1, "steps": 1},
 }  # fmt: skip
 """Answers per round of the algorithms whose questions are known; "steps" are times J."""
 
@@ -47,30 +46,28 @@ ASKED: dict[str, Callable[[Any], dict[str, int]]] = {
 def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
     """Return what every client with so many rows is asked, or refuse the algorithm."""
     *around, core = layers(algorithm)
-    name = type(core).__name__
-    known = type(core).__module__.startswith("equifed.")
     if strange := [type(part).__name__ for part in around if type(part) not in HARMLESS]:
         raise Unanswered(
             f"{strange[0]} needs answers that the privacy budget does not plan for; leave it out."
         )
-    if name not in ASKED or not known:
+    if type(core) not in ASKED:
         raise Unanswered(
-            f"{name} has no private version or no plan of its cost; under privacy use "
-            f"{', '.join(ASKED)}."
+            f"{type(core).__name__} has no private version or no plan of its cost; under privacy "
+            f"use {', '.join(known.__name__ for known in ASKED)}."
         )
-    asked, objective = ASKED[name](core), getattr(core, "objective", None)
-    idle = objective is None or type(objective).__name__ == "Average"
-    once = int(name == "FairNewton")
+    asked, objective = ASKED[type(core)](core), getattr(core, "objective", None)
+    idle = objective is None or type(objective) is Average
+    once = int(type(core) is FairNewton)
     extra = int(objective is not None and math.isinf(objective.l1_norm(len(sizes))))
-    local = getattr(core, "local", None) if "steps" in asked else None
-    steps = [0] * len(sizes) if local is None else local.steps_for(sizes).tolist()
-    batch = None if local is None else local.batch_size
+    local = core.local if "steps" in asked else LocalSGD(lr=1.0, steps=1)
+    steps = rounds * asked.get("steps", 0) * np.array(local.steps_for(sizes))
+    losses, gradients = (rounds * asked.get(kind, 0) for kind in ("losses", "gradients"))
     return [
         Planned(
-            once, rounds * asked.get("losses", 0) + extra, rounds * asked.get("gradients", 0),
-            rounds * count, 1.0 if batch is None else min(1.0, batch / max(size, 1)), idle,
+            once, losses + extra, gradients, count,
+            min(1.0, (local.batch_size or size) / max(size, 1)), idle,
         )
-        for size, count in zip(sizes.tolist(), steps, strict=True)
+        for size, count in zip(sizes.tolist(), steps.tolist(), strict=True)
     ]  # fmt: skip
 
 
@@ -91,20 +88,14 @@ def plan_answers(
     }  # fmt: skip
     if algorithm not in made:
         raise ValueError(f"algorithm must be one of {', '.join(made)}, got {algorithm!r}.")
-    reach = bounds.rows**2 + 1
-    longest = math.sqrt(reach) if bounds.gradient is None else bounds.gradient
-    moves = {"moments": math.sqrt(2) * reach, "losses": bounds.loss}
-    moves |= {"gradients": 2 * longest, "steps": 2 * longest}
-    found = []
-    for m, planned in zip(
-        rows, count_questions(made[algorithm], bounds.rounds, np.array(rows)), strict=True
-    ):
-        scales, entries = bounds.multipliers(planned), []
-        for kind, count in planned.counts().items():
-            q = planned.q if kind == "steps" else 1.0
-            moved = bounds.most_rows * moves[kind] / round(q * m)
-            entries.append(Entry(kind, moved, scales[kind] * moved, q, count))
-        found.append(entries)
+    reach, found = bounds.reach(), []
+    planned = count_questions(made[algorithm], bounds.rounds, np.array(rows))
+    for m, one in zip(rows, planned, strict=True):
+        scales, drawn = bounds.multipliers(one), {"steps": round(one.q * m)}
+        found.append([
+            bounds.price(kind, reach[kind], scales[kind], m, drawn.get(kind, m), steps=count)
+            for kind, count in one.counts().items()
+        ])  # fmt: skip
     return found
 
 

@@ -7,6 +7,7 @@ length; it is entered in the ledger, and gets its noise. There is no other way t
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,14 +34,14 @@ CHUNK = 256
 ROUNDING = 1e-6
 """By which clipped rows stay below their bound in single precision."""
 
-LARGEST_SLOPE = {"cross_entropy": math.sqrt(2.0), "binary_logistic": 1.0}
+LARGEST_SLOPE: dict[str | None, float] = {"cross_entropy": math.sqrt(2.0), "binary_logistic": 1.0}
 """Length of a loss's derivative in the outputs, at most."""
 
 OWN_FLOOR = 8.0
 """The curvature of an own bias is taken for at least so many times its gradient's noise, so that
 noise moves it by an eighth of a logit in each step."""
 
-BEND = {"cross_entropy": 0.5, "binary_logistic": 0.25, "squared": 2.0}
+BEND: dict[str | None, float] = {"cross_entropy": 0.5, "binary_logistic": 0.25, "squared": 2.0}
 """Second derivative in the outputs, at most; Boehning's bound for softmax."""
 
 
@@ -51,91 +52,84 @@ class Unanswered(ValueError):
 class PrivateSite:
     """The rows of one client, and what they may still tell.
 
-    Parameters
-    ----------
-    privacy : Bounds
-        Bounds and budget.
-    ledger : Ledger
-        What was spent; answers are entered before they are returned.
-    model : FlatModel
-        Module, loss and L2 penalty.
-    inputs, targets : Tensor
-        The rows.
-    noise : Noise
-        Where noise comes from.
-    planned : Planned
-        How often which answer is asked for; others are refused.
-    own_l2 : float, optional
-        Penalty of this client's own parameters; by default the model's.
+    Answers that are not ``planned`` are refused; the others are entered in the ledger before they
+    are returned. ``own_l2`` is the penalty of this client's own parameters, else the model's.
     """
 
     def __init__(
         self, privacy: Bounds, ledger: Ledger, model: FlatModel, inputs: Tensor, targets: Tensor,
         noise: Noise, planned: Planned, own_l2: float | None = None,
     ) -> None:  # fmt: skip
-        self.privacy, self.ledger, self.noise, self.planned = privacy, ledger, noise, planned
         self.check(privacy, model)
-        self.own_l2 = model.own_l2 if own_l2 is None else own_l2
-        self.settles = bool(model.own_size and planned.moments)
-        """Whether own parameters take a step with every gradient, not with local steps alone."""
         if len(targets) == 0:
             raise ValueError(f"Client {show_text(ledger.name)} has no rows to train on.")
         if ledger.unit != privacy.unit:
             raise ValueError(f"The ledger's unit is {ledger.unit!r}, not {privacy.unit!r}.")
-        self.linear, self.model = linear_loss(model), copy.copy(model)
+        self.privacy, self.ledger, self.noise, self.planned = privacy, ledger, noise, planned
+        self.own_l2 = model.own_l2 if own_l2 is None else own_l2
+        self.linear, self._targets, self.size = linear_loss(model), targets, len(targets)
+        self.settles = bool(self.linear and model.own_size and planned.moments)
+        """Whether own parameters take a step with every gradient, not with local steps alone."""
+        bias = self.linear is not None and any(name.endswith("bias") for name in model.all_shapes)
         if self.linear is None:  # gradients of single rows are batched
             self.model = model.twin()
             self.model.channels_last = False
             write_out(self.model.module)
-        self._targets, self.size = targets, len(targets)
-        if self.linear is None:
             self._inputs = shorten(inputs.to(model.device), privacy.rows)
         else:
+            self.model, self._places = copy.copy(model), find_places(model)
             design = read_design(model, inputs).double()  # sums round below what one row does
-            self._places = find_places(model)
             if model.own_size:
                 own = model.size + torch.arange(model.own_size, device=design.device)
                 self._places = torch.cat([self._places, own[:, None]], dim=1)
                 design = torch.cat([design, design.new_ones(self.size, 1)], dim=1)
-            bias = int(any(name.endswith("bias") for name in model.all_shapes))  # the last column
-            width = design.shape[1] - bias
-            features = shorten(design[:, :width], privacy.rows)
-            self._inputs = torch.cat([features, design[:, width:]], dim=1)
-            self._reach = math.sqrt(privacy.rows**2 + bias)
-            targets_too = privacy.loss if self.linear == "squared" else 0.0
-            self._square = self._reach**2 + targets_too  # of a row of Z, at most
+            features, ones = design.tensor_split([design.shape[1] - bias], dim=1)
+            self._inputs = torch.cat([shorten(features, privacy.rows), ones], dim=1)
+        slope = LARGEST_SLOPE.get(self.linear, math.nan)
+        self._reach = privacy.reach(slope, bias, self.linear == "squared")
+        self.longest: float = self._reach["gradients"] / 2  # C, of gradients of single rows
         self._told: list[Tensor] = []  # moments are told once
-        self._file: tuple[Path, str] | None = None
+        self._file: tuple[Path, dict[str, Any]] | None = None
         self._sigmas: dict[str, float] = {}
         self._scales = privacy.multipliers(planned)
 
     @staticmethod
     def check(privacy: Bounds, model: FlatModel) -> None:
         """Refuse models and units whose answers have no mechanism."""
+        why = None
         if privacy.unit == "client":
-            raise Unanswered("unit='client' protects whole clients, not the rows at one of them.")
-        if isinstance(model.loss, Weighted):
-            raise Unanswered(
+            why = "unit='client' protects whole clients, not the rows at one of them."
+        elif isinstance(model.loss, Weighted):
+            why = (
                 "Weights of classes change what a row counts, for which no bound is declared; "
                 "leave class_weights out."
             )
-        if model.dropouts:
-            raise Unanswered("Gradients of single rows have no dropout here; set its rate to 0.")
-        if privacy.gradient is None and linear_loss(model) is None:
-            raise Unanswered(
+        elif model.dropouts:
+            why = "Gradients of single rows have no dropout here; set its rate to 0."
+        elif privacy.gradient is None and linear_loss(model) is None:
+            why = (
                 "The gradients of this model have no known bound; give Privacy(gradient=...), the "
                 "length to which those of single rows are clipped."
             )
+        if why is not None:
+            raise Unanswered(why)
 
     # -- mechanisms -------------------------------------------------------------------------------
 
-    def price(self, kind: str, count: int | None = None) -> float:
-        """Return the sensitivity of one answer, about all rows or about so many."""
-        if kind == "losses":
-            return self.privacy.loss / self.size
-        if kind == "moments":
-            return math.sqrt(2.0) * self._square / self.size
-        return 2 * self.longest / (count or self.size)
+    def price(self, kind: str, count: int | None = None, steps: int = 1) -> Entry:
+        """Return what answers about all rows, or about so many, put into the ledger."""
+        if kind not in self._scales:
+            planned = ", ".join(self._scales) or "nothing"
+            raise Unanswered(
+                f"Client {show_text(self.ledger.name)}: {kind} are not in the plan, which has a "
+                f"share of the budget for {planned}. Use an algorithm that does not ask for them."
+            )
+        about = kind, self._reach[kind], self._scales[kind], self.size, count or self.size
+        return self.privacy.price(*about, steps=steps, slack=self.noise.slack)
+
+    def count(self, kind: str) -> int:
+        """Return how many answers of a kind the ledger has."""
+        return sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
 
     def enter(
         self, kind: str, steps: int = 1, count: int | None = None
@@ -144,19 +138,12 @@ class PrivateSite:
 
         No noise is used twice: it is addressed by how many answers came before.
         """
-        if kind not in self._scales:
-            planned = ", ".join(self._scales) or "nothing"
-            raise Unanswered(
-                f"Client {show_text(self.ledger.name)}: {kind} are not in the plan, which has a "
-                f"share of the budget for {planned}. Use an algorithm that does not ask for them."
-            )
-        first = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
-        moved = self.price(kind, count) * self.privacy.most_rows
-        sigma = self._sigmas[kind] = self._scales[kind] * moved * self.noise.slack
-        q = (count or self.size) / self.size
-        self.ledger.spend(Entry(kind, moved * self.noise.slack, sigma, q, steps))
-        turns = iter(range(first, first + steps))
-        return lambda value: self.noise.add(value, moved, sigma, kind, next(turns))
+        entry, first = self.price(kind, count, steps), self.count(kind)
+        self.ledger.spend(entry)
+        self._sigmas[kind] = entry.sigma
+        given = entry.sensitivity / self.noise.slack, entry.sigma, kind
+        turns = iter(range(first, first + steps))  # and no more than was entered
+        return lambda value: self.noise.add(value, *given, next(turns))
 
     # -- what is asked ----------------------------------------------------------------------------
 
@@ -165,8 +152,7 @@ class PrivateSite:
         if self.linear == "squared":
             value = self._quadratic(x)[0]
         else:
-            add_noise = self.enter("losses")
-            value = add_noise(self.mean_loss(x))
+            value = self.enter("losses")(self.mean_loss(x))
         return float(value + self.model.penalty(self.uncentre(x), self.own_l2))
 
     def gradient(self, x: Tensor) -> Tensor:
@@ -188,8 +174,8 @@ class PrivateSite:
                 f"batch_size={batch_size}: samples of rows are not samples of persons; take all "
                 "rows (batch_size=None) with unit='person'."
             )
-        turn = sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
-        add_noise, turns = self.enter(kind, steps, count), iter(range(turn, turn + steps))
+        turns = itertools.count(self.count(kind))
+        add_noise = self.enter(kind, steps, count)
 
         def answer(u: Tensor) -> Tensor:
             turn, rows = next(turns), None
@@ -199,11 +185,6 @@ class PrivateSite:
 
         return answer
 
-    def _with_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Add the penalty's gradient."""
-        pull = self.model.add_pull(torch.zeros_like(x), self.uncentre(x), self.own_l2)
-        return gradient + self._centre_gradient(pull)
-
     def moments(self) -> Tensor:
         r"""Return :math:`Z^\top Z / m` with symmetric noise; it is told once and then kept.
 
@@ -212,11 +193,12 @@ class PrivateSite:
         if self.linear is None:
             raise Unanswered("Second moments are of linear models; this one is not.")
         if not self._told:
-            add_noise = self.enter("moments")
-            whole = self.mean_moments()
-            flat = add_noise(flatten_symmetric(whole))
-            self._told.append(unflatten_symmetric(flat, len(whole)))
-            self._keep_told()
+            add_noise, whole = self.enter("moments"), self.mean_moments()
+            self._told.append(unflatten_symmetric(add_noise(flatten_symmetric(whole)), len(whole)))
+            if self._file is not None:
+                path, about = self._file
+                about = {**about, "sigma": self._sigmas["moments"]}
+                write_file(path, seal({**about, "moments": self._told[0].tolist()}))
         return self._told[0]
 
     def keep_moments(self, path: Path, run: str) -> None:
@@ -226,9 +208,13 @@ class PrivateSite:
         """
         if self.linear is None:
             return
-        self._file, told = (path, run), read_sealed(path) if path.exists() else {}
+        bounds, targets = self.privacy, [self._targets] if self.linear == "squared" else []
+        same = [self.linear, bounds.rows, bounds.loss, bounds.unit, bounds.most_rows]
+        parts = [part.cpu().numpy().tobytes() for part in (self._inputs, *targets)]
+        about = {"run": run, "rows": digest(repr(same).encode() + b"".join(parts))}
+        self._file, told = (path, about), read_sealed(path) if path.exists() else {}
         paid = [entry.sigma for entry in self.ledger.entries if entry.kind == "moments"]
-        if told.get("rows") != self._digest_rows() or told["sigma"] not in paid:
+        if told.get("rows") != about["rows"] or told["sigma"] not in paid:
             return
         self._sigmas["moments"] = told["sigma"]
         self._told.append(self._inputs.new_tensor(told["moments"]))
@@ -236,40 +222,19 @@ class PrivateSite:
             self.planned = replace(self.planned, moments=0)
             self._scales = self.privacy.multipliers(self.planned)
 
-    def _keep_told(self) -> None:
-        if self._file is not None:
-            path, run = self._file
-            told = {"run": run, "rows": self._digest_rows(), "sigma": self._sigmas["moments"]}
-            write_file(path, seal({**told, "moments": self._told[0].tolist()}))
-
-    def _digest_rows(self) -> str:
-        """Return what tells whether moments are of these rows, shortened in this way."""
-        bounds = self.privacy
-        about = [self.linear, bounds.rows, bounds.loss, bounds.unit, bounds.most_rows]
-        targets = [self._targets] if self.linear == "squared" else []
-        parts = [part.cpu().numpy().tobytes() for part in (self._inputs, *targets)]
-        return digest(repr(about).encode() + b"".join(parts))
-
     def hessian(self) -> Tensor:
         """Return one block of a bound on the Hessian, with noise and without the penalty."""
-        moments = self.moments()
-        assert self.linear is not None
-        if not self.settles:
-            q = self._places.shape[1]
-            return BEND[self.linear] * moments[:q, :q]
-        q, centre = self._places.shape[1] - 1, self.centre()
-        return BEND[self.linear] * (moments[:q, :q] - centre[:, None] * centre)
+        q = self._places.shape[1] - self.settles
+        block = self.moments()[:q, :q]
+        if self.settles:
+            centre = self.centre()
+            block = block - centre[:, None] * centre
+        return BEND[self.linear] * block
 
     def hessian_noise(self) -> float:
         """Return the deviation of that block's noise beside the diagonal: no secret."""
-        assert self.linear is not None
         self.moments()
         return BEND[self.linear] * self._sigmas["moments"] / math.sqrt(2.0)
-
-    def loss_noise(self) -> float:
-        """Return the deviation of the noise of one loss: no secret."""
-        moved = self.price("losses") * self.privacy.most_rows
-        return self._scales["losses"] * self.noise.slack * moved
 
     # -- an own bias: kept as that of rows minus their noised mean, by which it moves alone --------
 
@@ -283,14 +248,14 @@ class PrivateSite:
 
     def uncentre(self, x: Tensor) -> Tensor:
         """Return the same model with the bias of rows as they are."""
-        if self.linear and self.settles:
+        if self.settles:
             x, places = x.clone(), self._places
             x[places[:, -1]] -= (x[places[:, :-1]].double() @ self.centre()).to(x)
         return x
 
     def _centre_gradient(self, gradient: Tensor) -> Tensor:
         """Return what a gradient by weight and bias is by weight and the bias that is kept."""
-        if self.linear and self.settles:
+        if self.settles:
             gradient, places = gradient.clone(), self._places
             moved = gradient[places[:, -1:]].double() * self.centre()
             gradient[places[:, :-1]] -= moved.to(gradient)
@@ -309,24 +274,18 @@ class PrivateSite:
 
     # -- exact, clipped: none of this leaves without noise ----------------------------------------
 
-    @property
-    def longest(self) -> float:
-        """The length C to which the gradients of single rows are clipped."""
-        if self.privacy.gradient is not None:
-            return self.privacy.gradient
-        assert self.linear is not None
-        return LARGEST_SLOPE[self.linear] * self._reach
-
     def mean_loss(self, x: Tensor) -> Tensor:
         """Return the mean of clipped losses; what is not a number counts as the bound."""
-        b = self.privacy.loss
+        b, targets = self.privacy.loss, self._targets
         with torch.no_grad():
             if self.linear is None:
-                each = self.model.sample_losses(x, self._inputs, self._targets)
+                each = self.model.sample_losses(x, self._inputs, targets)
             else:
-                outputs = self._inputs @ self.uncentre(x)[self._places].T.double()
-                each = self.model.loss(outputs, self._targets)
+                each = self.model.loss(self._outputs(x, self._inputs), targets)
         return torch.nan_to_num(each.double(), nan=b, posinf=b).clamp(0, b).sum() / self.size
+
+    def _outputs(self, x: Tensor, rows: Tensor) -> Tensor:
+        return rows @ self.uncentre(x)[self._places].T.double()
 
     def mean_gradient(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero."""
@@ -341,18 +300,15 @@ class PrivateSite:
 
         total = torch.zeros_like(x, dtype=torch.float64)
         each = vmap(grad(loss), in_dims=(None, 0, 0))
-        for some, wanted in zip(
-            torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True
-        ):
-            total += shorten(each(x, some, wanted), self.longest).sum(dim=0)
+        for some in zip(torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True):
+            total += shorten(each(x, *some), self.longest).sum(dim=0)
         return (total / len(inputs)).to(x)
 
     def _linear_gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return it in closed form: slopes times rows."""
         assert self.linear is not None
         with torch.no_grad():
-            outputs = inputs @ self.uncentre(x)[self._places].T.double()
-            slopes = DERIVATIVES[self.linear].first(outputs, targets)
+            slopes = DERIVATIVES[self.linear].first(self._outputs(x, inputs), targets)
             slopes = torch.nan_to_num(slopes, nan=0.0, posinf=0.0, neginf=0.0)
             if self.settles:
                 inputs = torch.cat([inputs[:, :-1] - self.centre(), inputs[:, -1:]], dim=1)
@@ -377,9 +333,13 @@ class PrivateSite:
         """Return a new gradient with what is known of all: those of softmax sum to zero."""
         gradient = gradient.clone()
         if self.linear == "cross_entropy":
-            part = gradient[self._places]
-            gradient[self._places] = part - part.mean(dim=0)
+            gradient[self._places] -= gradient[self._places].mean(dim=0)
         return gradient
+
+    def _with_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Add the penalty's gradient."""
+        pull = self.model.add_pull(torch.zeros_like(x), self.uncentre(x), self.own_l2)
+        return gradient + self._centre_gradient(pull)
 
     def _positive(self) -> Tensor:
         """Return the noised moments, made positive."""
@@ -423,16 +383,18 @@ def shorten(rows: Tensor, length: float) -> Tensor:
 
 def flatten_symmetric(matrix: Tensor) -> Tensor:
     """Return the upper triangle as a vector of the same length (off the diagonal, root two)."""
-    upper = torch.triu_indices(len(matrix), len(matrix))
-    scale = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(matrix)
+    upper, scale = _find_triangle(len(matrix), matrix)
     return matrix[upper[0], upper[1]] * scale
 
 
 def unflatten_symmetric(flat: Tensor, size: int) -> Tensor:
     """Return the matrix of which this is the upper triangle."""
-    upper = torch.triu_indices(size, size)
-    scale = torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(flat)
+    (rows, columns), scale = _find_triangle(size, flat)
     matrix = flat.new_zeros(size, size)
-    matrix[upper[0], upper[1]] = flat / scale
-    matrix[upper[1], upper[0]] = flat / scale
+    matrix[rows, columns] = matrix[columns, rows] = flat / scale
     return matrix
+
+
+def _find_triangle(size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    upper = torch.triu_indices(size, size)
+    return upper, torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(like)

@@ -8,23 +8,19 @@ for persons with rows in both. The chosen model is not solved again: that would 
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.arrays import Losses
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.data.split import Split
-from equifed.models.flat import as_data
 from equifed.models.predictor import Predictor
 from equifed.objectives import Average, ChiSquare
 from equifed.privacy.budget import Bounds, Planned
@@ -55,33 +51,6 @@ CHOOSING = 0.2
 """Part of mu^2 for the validation losses."""
 
 
-@dataclass(frozen=True)
-class Part(Bounds):
-    """Bounds with a part of their budget: the noise is larger by one over its root."""
-
-    part: float = 1.0
-
-    @override
-    def multipliers(self, planned: Planned) -> dict[str, float]:
-        whole = super().multipliers(planned)
-        return {kind: value / math.sqrt(self.part) for kind, value in whole.items()}
-
-
-class Candidates(PrivateClients):
-    """Clients that answer the runs of all candidates from one budget; see :meth:`lend`."""
-
-    def lend(self, sites: Sequence[PrivateSite], told: str) -> None:
-        """Answer as these sites do (ledger, noise, moments told), with the penalty here."""
-        self._sites, self._told = [copy.copy(site) for site in sites], told
-        self.ledgers = [site.ledger for site in sites]
-        for site in self._sites:
-            site.model = self.model
-
-    @override
-    def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str:
-        return self._told  # all runs are planned together
-
-
 @dataclass(frozen=True, eq=False)
 class Asked:
     """The sites of all clients, before anything was asked: their training and validation rows."""
@@ -105,7 +74,7 @@ class Asked:
         """Return that of the noise in a difference of two mean losses; NaN of squared ones."""
         if self.train[0].linear == "squared":
             return math.nan
-        sigmas = [site.loss_noise() for site in self.held if site is not None]
+        sigmas = [site.price("losses").sigma for site in self.held if site is not None]
         return math.sqrt(2.0) * float(np.linalg.norm(sigmas)) / len(sigmas)
 
 
@@ -115,17 +84,17 @@ def fit_privately(
     """Return the choice, what was gained, a row for every kind of candidate, and their runs."""
     data = _hold_out(data, privacy, seed, keep_own)
 
-    def build(l2: float) -> Candidates:
-        return Candidates(data, *model_for(data), l2=l2, privacy=privacy, dtype=torch.float64)
+    def build(l2: float) -> PrivateClients:
+        return PrivateClients(data, *model_for(data), l2=l2, privacy=privacy, dtype=torch.float64)
 
     plain = build(0.0)
     asked = _plan(data, plain, Stream(seed).at("private fit"))
     scale = asked.scale(data, plain.initial(Stream(seed)))
-    runs, scores, lent = dict[Point, History](), dict[Point, Score](), dict[Point, Candidates]()
+    runs, scores, lent = dict[Point, History](), dict[Point, Score](), dict[Point, PrivateClients]()
     for p in asked.points:
         tell(f"{p.family}, {p.settings}")
         lent[p] = clients = build(p.l2)
-        clients.lend(asked.train, asked.told)
+        clients.answer_as(asked.train, asked.told)
         runs[p] = train(
             FairNewton(_objective(p, scale)), clients, rounds=privacy.rounds, seed=seed,
             evaluate=[], progress=False,
@@ -146,7 +115,7 @@ def fit_privately(
     return choice, describe_gain(choice, best, "test", tell_apart(mine, base), False), rows, best
 
 
-def _read_test(history: History, clients: Candidates) -> None:
+def _read_test(history: History, clients: PrivateClients) -> None:
     """Measure a run's model on test rows, now that the choice is made."""
     x = clients.flatten(cast(Any, history.parameters))
     history.add_evaluation(history.rounds[-1].round, clients.evaluate(x, ["test"]))
@@ -176,36 +145,30 @@ def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
     points = tuple(Point(l2, rho=rho) for l2 in l2s for rho in (None, *rhos))
     runs = [FairNewton(_objective(p, 1.0)) for p in points]
     plans = zip(*(count_questions(r, privacy.rounds, data.train.sizes) for r in runs), strict=True)
-    once = Planned(moments=1)  # all about squared losses follows from moments
-
-    def site(i: int, split: Split, part: float, planned: Planned, ledger: Ledger) -> PrivateSite:
-        """Return what answers; its noise is addressed by the ledger, which both sites share."""
-        inputs, targets = (as_data(values, torch.float64, "cpu") for values in split.client(i))
-        noise, bounds = make_noise(stream.at(i), privacy.secret), Part(**vars(privacy), part=part)
-        return PrivateSite(bounds, ledger, clients.model, inputs, targets, noise, planned)
-
     trained, held = list[PrivateSite](), list[PrivateSite | None]()
-    for i, plan in enumerate(plans):
+    for i, plan in enumerate(plans):  # noise is addressed by the ledger, which both sites share
         ledger = Ledger(privacy.epsilon, privacy.delta, unit=privacy.unit, name=data.names[i])
-        part = CHOOSING if validation.sizes[i] else 0.0
-        losses, gradients = sum(p.losses for p in plan), sum(p.gradients for p in plan)
-        asked = once if squared else Planned(1, losses, gradients)
-        trained.append(site(i, data.train, 1 - part, asked, ledger))
-        asked = once if squared else Planned(losses=len(points))
-        held.append(site(i, validation, part, asked, ledger) if part else None)
+        given, part = (i, ledger, make_noise(stream.at(i), privacy.secret)), CHOOSING
+        if not validation.sizes[i]:
+            part = 0.0
+        asked = Planned(1, sum(p.losses for p in plan), sum(p.gradients for p in plan))
+        chosen = Planned(losses=len(points))
+        if squared:  # all about squared losses follows from moments
+            asked = chosen = Planned(moments=1)
+        trained.append(clients.make_site(*given, replace(asked, part=1 - part)))
+        own = replace(chosen, part=part)
+        held.append(clients.make_site(*given, own, "validation") if part else None)
     told = _describe(privacy, len(points), squared)
     return Asked(points, tuple(trained), tuple(held), told)
 
 
 def _describe(privacy: Bounds, count: int, squared: bool) -> str:
     """Say what is protected, by what budget, and what it pays for."""
-    whose = "every row" if privacy.unit == "record" else "every person"
     runs = f"{count} candidates of {privacy.rounds} rounds each"
     if squared:
         runs = f"second moments, from which all {count} candidates follow,"
     return (
-        f"Privacy: {whose} of a client has epsilon {privacy.epsilon:g} at delta {privacy.delta:g} "
-        f"by noise added at the client: {runs} {1 - CHOOSING:.0%} of mu^2, what validation rows "
+        f"{privacy.describe()}: {runs} {1 - CHOOSING:.0%} of mu^2, what validation rows "
         f"tell to choose {CHOOSING:.0%}. Test rows are the simulation's own and cost nothing here; "
         "they did not influence the choice."
     )
