@@ -89,14 +89,15 @@ def read_ledgers(root: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sites draw the noise of a simulation with seed 0."""
-    plain = PrivateClients.answer_as
+    plain = PrivateClients.make_site
 
-    def answer(clients: PrivateClients, ledger: Ledger, noise: Any, planned: Any) -> None:
-        who = clients.names[0].removeprefix("client-")
-        stream = Stream(0).at("privacy", int(who) if who.isdigit() else who)
-        plain(clients, ledger, StreamNoise(stream), planned)
+    def make(clients: PrivateClients, i: int, ledger: Ledger, noise: Any, planned: Any) -> Any:
+        if isinstance(noise, SecretNoise):
+            who = clients.names[i].removeprefix("client-")
+            noise = StreamNoise(Stream(0).at("privacy", int(who) if who.isdigit() else who))
+        return plain(clients, i, ledger, noise, planned)
 
-    monkeypatch.setattr(PrivateClients, "answer_as", answer)
+    monkeypatch.setattr(PrivateClients, "make_site", make)
 
 
 @pytest.mark.parametrize("algorithm", [APP["algorithm"], FEDAVG], ids=lambda a: a["name"])
@@ -157,6 +158,33 @@ def test_curvature_is_that_of_the_simulator_and_moments_are_paid_once(
     with pytest.raises(StartError, match=r"privacy budget does not suffice: the plan costs"):
         for _ in range(9):
             run(grid, table)
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("own", [None, "bias"])
+def test_sums_of_noised_answers_may_be_hidden_and_cost_the_same(
+    own: str | None, tmp_path: Path
+) -> None:
+    """One round is that in clear; of more sums of the same moments some would show one site."""
+    algorithm = {"name": "fair-newton", "objective": {**FAIR, "rho": 10.0}}
+    model = NEWTON["model"] if own is None else {**NEWTON["model"], "own": own}
+    table = {**NEWTON, "algorithm": algorithm, "model": model}
+    table["guard"] = {"mode": "off", "rounding": 0.0}
+    for rounds in (1, 3):
+        table["rounds"], histories, ledgers = rounds, list[History](), []
+        for privacy in ("none", "secure"):
+            root = tmp_path / f"{privacy}-{rounds}"
+            root.mkdir()
+            grid = make(root, table, "[budget]\nepsilon = 2.0\nrows = 3.0\nloss = 2.0\n")
+            histories.append(run(grid, table, privacy))
+            ledgers.append(read_ledgers(root))
+        assert ledgers[0] == ledgers[1]
+        (clear, hidden), said = histories, "the curvature is that of the sum opened before"
+        stale = [e["reason"] for e in hidden.events if e["event"] == "stale"]
+        assert all(said in reason for reason in stale) and bool(stale) == (rounds > 1)
+        for key, value in (hidden.parameters or {}).items():
+            wanted = clear.parameters[key]  # type: ignore[index]
+            np.testing.assert_allclose(value, wanted, atol=1e-7 if rounds == 1 else 0.1)
 
 
 def test_the_ledger_of_a_node_is_shown(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class FairNewton(Federated):
     def _first_sizes(self, clients: Clients, x: Vector) -> MetricSizes:
         """Return the form of the metric, or refuse clients that cannot give one."""
         form: Any = f"there are more than {MOST_CLIENTS} clients"
-        if clients.hides_sums:
+        if clients.hides_sums and not clients.adds_noise():
             form = "the inner products of the clients' gradients are hidden from the server"
         elif len(clients.names) <= MOST_CLIENTS:
             form = self._without_convexity(clients) or choose_form(clients, x, self.metric)

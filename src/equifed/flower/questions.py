@@ -28,7 +28,8 @@ from equifed.contract.curvature import (
 from equifed.contract.streams import Stream
 from equifed.engines.base import products_of_rows
 from equifed.engines.own import JOINT
-from equifed.flower.mailbox import HEADER_SHARE
+from equifed.flower.budget import MOMENTS
+from equifed.flower.mailbox import HEADER_SHARE, Answers, Check
 from equifed.flower.members import ROOM
 from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import Sum
@@ -53,6 +54,7 @@ FAR = 1e6
 class FlowerQuestions(Messenger):
     """Questions of the contract that the server answers from what clients say."""
 
+    deviations: dict[int, float]
     _own_errors: dict[str, NDArray[np.float64]]
     _own_rounds: dict[str, int]
 
@@ -112,10 +114,9 @@ class FlowerQuestions(Messenger):
     ) -> CurvatureSum | str:
         """Return the sum of what sites with a privacy budget say, in whatever form from one."""
         hellos = [self.members.hellos[i] for i in self.index.tolist()]
-        open_ones = [hello.name for hello in hellos if not hello.noised]
-        if self.hidden is not None or open_ones:
-            why = f"{open_ones[0]!r} has none" if open_ones else "sums are hidden"
-            return f"some sites have a privacy budget, so curvature is sent with noise, but {why}"
+        if open_ones := [hello.name for hello in hellos if not hello.noised]:
+            told = "some sites have a privacy budget, so curvature is sent with noise"
+            return f"{told}, but {open_ones[0]!r} has none"
         stream = Stream(0, ("round", self.round, f"curvature {form}"))
         requests = self.write_requests("curvature", stream, {"form": "mean"}, {"x": pack_tensor(x)})
         shape = torch.Size((1, *[find_places(self.model).shape[1]] * 2))
@@ -123,16 +124,45 @@ class FlowerQuestions(Messenger):
         self._make_room(size)
 
         def check(i: int, reply: Reply) -> None:
-            expect_vector(reply.arrays, "curvature", size, self.dtype)
-            expect_number("deviation", reply.numbers.get("deviation"), least=0.0)
+            told = expect_number("deviation", reply.numbers.get("deviation"), least=0.0)
+            self.deviations[i] = told  # the same in all rounds
+            if self.hidden is None:
+                expect_vector(reply.arrays, "curvature", size, self.dtype)
 
-        replies = self.ask(requests, check)
-        told = [replies[i] for i in self.index.tolist()]
-        packed = np.stack([np.asarray(reply.arrays["curvature"], np.float64) for reply in told])
-        total = torch.as_tensor(weights @ packed, device=self.model.device)
-        block = unpack_blocks(total, shape, thin=False)[0]
-        deviations = weights * [float(reply.numbers["deviation"]) for reply in told]
+        if self.hidden is None:
+            replies = self.ask(requests, check)
+            rows = [replies[i].arrays["curvature"] for i in self.index.tolist()]
+            packed: Tensor | str = torch.as_tensor(weights @ np.stack(rows).astype(np.float64))
+        else:  # of the same vectors in every round, whatever the model
+            wanted = replace(self.describe_sum("curvature", x, weights), model=MOMENTS)
+            packed = self._open(requests, wanted, size, check)
+        if isinstance(packed, str):
+            return packed
+        block = unpack_blocks(packed.to(self.model.device), shape, thin=False)[0]
+        deviations = weights * [self.deviations[i] for i in self.index.tolist()]
         return settle_sum(self.model, weights, block, deviations.tolist(), form, thin)
+
+    def _open(
+        self, requests: Requests, wanted: Sum, size: int, also: Check | None, fresh: bool = False
+    ) -> Tensor | str:
+        """Open a hidden sum of curvature, or take what those opened before come nearest to it."""
+        reason = self.ledger.refuse(wanted)
+        packed = None if fresh else self.ledger.stand_in(wanted, size)
+        if reason is None:
+
+            def ask(requests: Requests, check: Check) -> Answers:
+                def both(i: int, reply: Reply) -> None:
+                    check(i, reply)
+                    if also is not None:
+                        also(i, reply)
+
+                return self.mailbox.ask(requests, both)
+
+            return self.open_sum(wanted, requests, "curvature", ask, size)
+        if packed is None:
+            return f"the sum of the clients' curvature cannot be opened: {reason}"
+        self.ledger.notes.append(f"{reason}: the curvature is that of the sum opened before")
+        return packed
 
     def _make_room(self, size: int) -> None:
         """Let replies have so many numbers."""
@@ -162,15 +192,10 @@ class FlowerQuestions(Messenger):
     def _sum_hidden(
         self, requests: Requests, wanted: Sum, like: CurvatureSum, thin: Vector | None
     ) -> Tensor | str:
-        reason = self.ledger.refuse(wanted)
         size = pack_blocks(like.blocks, thin is not None).numel()
-        packed = None if thin is not None else self.ledger.stand_in(wanted, size)
-        if reason is None:
-            packed = self.open_sum(wanted, requests, "curvature", size=size)
-        elif packed is None:
-            return f"the sum of the clients' curvature cannot be opened: {reason}"
-        else:
-            self.ledger.notes.append(f"{reason}: the curvature is that of the sum opened before")
+        packed = self._open(requests, wanted, size, None, fresh=thin is not None)
+        if isinstance(packed, str):
+            return packed
         total = unpack_blocks(packed, like.blocks.shape, thin is not None)
         wrong = check_curvature(total + _rounding(total), thin=thin)
         return (

@@ -15,6 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.fields import KINDS, Layout, Packed
@@ -131,6 +132,8 @@ class _Rehearsal(Mailbox):
             memory = Memory(self.clients[i].root, request.run, self.clients[i].name)
             self.asked[i].update({q.digest: q for q in list_questions(read, memory)})
             reply = Worker(self.clients[i], read).answer()
+            if request.op == "curvature":  # which sites with a budget say
+                reply = replace(reply, numbers={"deviation": 0.0})
             check(i, reply)
             answers.replies[i] = reply
         self.traffic.exchanges += 1
@@ -172,9 +175,12 @@ def _play(
     with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
         root = Path(temporary)
         clients = [Client(federation.subset([i]), task, root) for i in range(n)]
-        mailbox, members = _Rehearsal(clients, settings.deadlines), _introduce(task, federation)
         hidden = SecureSums() if settings.privacy == "secure" else None
         sizes = federation.train.sizes.tolist()
+        newton = isinstance(unwrap(config.build_algorithm(sizes)), FairNewton)
+        noised = newton and hidden is not None  # else it cannot run, as it says then
+        mailbox = _Rehearsal(clients, settings.deadlines)
+        members = _introduce(task, federation, noised)
         train(
             config.build_algorithm(sizes),
             FlowerClients(mailbox, members, hidden),
@@ -188,11 +194,11 @@ def _play(
     return found
 
 
-def _introduce(task: Task, federation: Federation) -> Members:
+def _introduce(task: Task, federation: Federation, noised: bool) -> Members:
     schema, sizes = Schema.of(federation.subset([0])), federation.train.sizes.tolist()
     engine = task.build_engine(schema.make_placeholder())
     hellos = [
-        Hello(name, None, {}, {"train": size}, schema, task.fingerprint(engine))
+        Hello(name, None, {}, {"train": size}, schema, task.fingerprint(engine), noised=noised)
         for name, size in zip(federation.names, sizes, strict=True)
     ]
     return Members("rehearsal", task, hellos, engine)

@@ -38,7 +38,7 @@ class FlowerClients(FlowerQuestions, Clients):
     ) -> None:
         super().__init__(mailbox, members, hidden)
         self._kept: dict[tuple[int, str], Tensor] = {}
-        self._own_errors, self._own_rounds = {}, {}
+        self.deviations, self._own_errors, self._own_rounds = {}, {}, {}
 
     @property
     @override

@@ -29,7 +29,7 @@ from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.account import Account, accept_plan, list_questions, name_common
-from equifed.flower.budget import FREE, PAID, Refused, refuse
+from equifed.flower.budget import FREE, MOMENTS, PAID, Refused, refuse
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.participant import Client, Stale, find_far
 from equifed.flower.secure.masking import Masking, Signer
@@ -263,15 +263,16 @@ class Worker:
 
     def _tell_noised_curvature(self) -> Reply:
         """Return a bound on one block of the Hessian from noised moments, without the penalty."""
-        form = "hidden" if "mask" in self.args else self.args["form"]
+        form = self.args["form"]
         if form != "mean" or "thin" in self.request.arrays or self.account is None:
             raise Refused(
                 f"under a privacy budget curvature is sent as 'mean', not as {form!r:.20}"
             )
-        self.policy.allow_clear()
         site = self.engine.site(0)  # type: ignore[attr-defined]
         packed = _array(pack_blocks(site.hessian()[None], thin=False).to(self.engine.model.dtype))
-        return self.request.reply({"deviation": site.hessian_noise()}, {"curvature": packed})
+        about = name_common(self.request)
+        reply = self._give("curvature", packed, "curvature", MOMENTS, self.round, about)
+        return replace(reply, numbers={"deviation": site.hessian_noise()})
 
     def bounds(self) -> Reply:
         """Return what is certain of this client's curvature, as a simulation of all finds it."""

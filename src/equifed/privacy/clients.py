@@ -316,15 +316,14 @@ class Privacy(Bounds):
     r"""Differential privacy of every row of a client: bounds that are declared, and a budget.
 
     Whatever a client says of its rows is clipped row by row and gets Gaussian noise before it
-    leaves, so neither the server nor another client is trusted. A ledger
-    (``equifed.privacy.ledger.Ledger``) counts the answers; one that would exceed the budget is
-    refused.
+    leaves, so neither the server nor another client is trusted. A ledger counts the answers; one
+    that would exceed the budget is refused.
 
     An answer with sensitivity D and noise of deviation sigma costs :math:`(D/\sigma)^2` of
     :math:`\mu^2`, which follows from epsilon and delta. A kind of answer with the share s of it,
-    asked n times, has :math:`\sigma = D \sqrt{n/s} / \mu`. By default the moments' and the losses'
-    shares are a third of those of gradients and of local steps, and a tenth of the losses' where
-    losses decide nothing; kinds that are not asked have none.
+    asked n times, has :math:`\sigma = D \sqrt{n/s} / \mu`. The moments' and the losses' shares are
+    a third of those of gradients and of local steps, and a tenth of the losses' where losses decide
+    nothing; kinds that are not asked have none.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from equifed.algorithms.guard import GuardedClients
-from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Stream, Vector, Weights
+from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector
 from equifed.contract.absence import scatter
 from equifed.contract.local import DEFAULT_WORK
 from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, find_factor
@@ -46,25 +46,22 @@ class PrivateFedAvg(Federated):
     of samples are public. The run folder is not: it tells who took part and every client's
     results, so publish the model alone. Whoever runs the server is trusted with the updates, and
     with noise and samples, which follow from the seed: a simulation. With ``secret=True`` they
-    come from the operating system; such a run cannot be repeated, and one that is resumed may
-    answer a round twice, which is not counted: start it anew.
+    come from the operating system; such a run is not to be resumed, which may tell a round twice.
 
-    Weights that depend on losses have no private form here. A loss is one client's own, and noise
-    that hides a client is as large as the loss itself, so fair objectives would follow the noise.
-    Many rows per client allow privacy of records (:class:`equifed.Privacy`), which has all of them.
+    Weights that follow losses have no private form here: noise that hides a client is as large as
+    its loss, so fair objectives would follow the noise. With many rows per client take privacy of
+    records (:class:`equifed.Privacy`), which has all of them.
 
     Parameters
     ----------
-    epsilon : float
-        The budget, which is what may be published.
+    epsilon, delta : float
+        The budget, which is what may be published; delta far below one over the clients.
     rounds : int
         Rounds over which it is spent; further ones are refused.
     clip : float
         C. Longer updates are scaled down to this length.
     local, participation, server_lr
         As in :class:`equifed.FedAvg`.
-    delta : float
-        Far below one over the number of clients.
     secret : bool
         Whether noise and samples come from the operating system, for models to be published.
 
@@ -99,14 +96,13 @@ class PrivateFedAvg(Federated):
 
     def price(self, n: int, steps: int = 1) -> Entry:
         """Return what so many rounds of n clients put into a ledger."""
-        m = math.ceil(self.participation * n)
-        found, slack = [], SecretNoise.slack if self.secret else 1.0
+        m, slack = math.ceil(self.participation * n), SecretNoise.slack if self.secret else 1.0
+        found = []
         for r in {1.0, m / n}:  # what an accountant says of samples is a bound: all may be less
             raw = r * math.sqrt(self.rounds)
             factor = find_factor(self.epsilon, self.delta, ((raw, r, self.rounds),))
             found.append((factor * raw, r))
-        multiplier, rate = min(found)
-        sensitivity = 2 * self.clip / m * slack
+        (multiplier, rate), sensitivity = min(found), 2 * self.clip / m * slack
         return Entry("updates", sensitivity, multiplier * sensitivity, rate, steps)
 
     def account(self, state: State, clients: Clients) -> list[dict[str, Any]]:
@@ -143,7 +139,13 @@ class PrivateFedAvg(Federated):
             total = moved.weighted_sum(weights * np.minimum(1.0, shorter))
         told = noise.add(total, entry.sensitivity / noise.slack, entry.sigma, "sum")
         x = state.x - self.server_lr * told
-        return State(x, state.rounds + 1), self._tell(entry, scatter(weights, here, n), here)
+        note = (
+            f"privacy of clients: epsilon {self.epsilon:g}, delta {self.delta:g} after "
+            f"{self.rounds} rounds; updates clipped to {self.clip:g}, noise of deviation "
+            f"{entry.sigma:.3g} on each number of their sum"
+        )
+        info = Info(scatter(weights, here, n), index=here, notes=(note,))
+        return State(x, state.rounds + 1), info
 
     def _check(self, state: State, clients: Clients) -> None:
         """Refuse rounds that are not paid for, and what would change sums after clipping."""
@@ -157,11 +159,3 @@ class PrivateFedAvg(Federated):
                 "A guard that acts shortens updates by the lengths of others, which costs privacy "
                 "that is not counted. PrivateFedAvg bounds every update by clip; set guard = 'off'."
             )
-
-    def _tell(self, entry: Entry, weights: Weights, here: Index) -> Info:
-        told = (
-            f"privacy of clients: epsilon {self.epsilon:g}, delta {self.delta:g} after "
-            f"{self.rounds} rounds; updates clipped to {self.clip:g}, noise of deviation "
-            f"{entry.sigma:.3g} on each number of their sum"
-        )
-        return Info(weights, index=here, notes=(told,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,9 @@ def list_entries(ledger: Ledger) -> list[dict[str, Any]]:
     ``share`` is that of mu^2, which adds up; where rows are sampled there is none. ``alone`` is
     the epsilon of this kind without the others, which does not add up.
     """
-    return [
-        {
-            "kind": e.kind, "steps": e.steps, "sensitivity": e.sensitivity, "sigma": e.sigma,
-            "q": e.q, "share": e.square / ledger.mu**2 if e.q == 1 else None,
-            "alone": compose([e], ledger.delta),
-        }
-        for e in ledger.entries
-    ]  # fmt: skip
+    shares = [e.square / ledger.mu**2 if e.q == 1 else None for e in ledger.entries]
+    pairs = zip(ledger.entries, shares, strict=True)
+    return [asdict(e) | {"share": s, "alone": compose([e], ledger.delta)} for e, s in pairs]
 
 
 def read_ledgers(path: Path) -> list[Ledger]:

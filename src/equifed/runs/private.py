@@ -33,8 +33,7 @@ def resolve_privacy(checker: Checker, resolved: Table, table: Mapping[str, Any])
 
 def construct_privacy(table: Table, rounds: int) -> Privacy:
     """Return the settings of a resolved table."""
-    made: Privacy = construct(Privacy, table, "privacy", rounds=rounds)
-    return made
+    return construct(Privacy, table, "privacy", rounds=rounds)  # type: ignore[no-any-return]
 
 
 def build_private(

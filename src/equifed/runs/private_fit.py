@@ -60,36 +60,42 @@ class Asked:
     held: tuple[PrivateSite | None, ...]  # None: a client without validation rows
     told: str
 
-    def scale(self, data: Federation, x: Tensor) -> float:
-        """Return the loss of a model that knows nothing: known, or from moments at no price."""
-        if data.classes is not None:
-            return math.log(data.classes)
-        return float(np.mean([site.losses(0 * x) for site in self.train]))
-
     def score(self, x: Tensor) -> Losses:
         """Ask every client for the loss of one candidate on its validation rows."""
         return np.array([math.nan if site is None else site.losses(x) for site in self.held])
 
-    def deviation(self) -> float:
-        """Return that of the noise in a difference of two mean losses; NaN of squared ones."""
+    def describe_noise(self) -> list[str]:
+        """Say how far noise moves a difference of two mean losses; of squared ones it depends."""
         if self.train[0].linear == "squared":
-            return math.nan
+            return []
         sigmas = [site.price("losses").sigma for site in self.held if site is not None]
-        return math.sqrt(2.0) * float(np.linalg.norm(sigmas)) / len(sigmas)
+        away = math.sqrt(2.0) * float(np.linalg.norm(sigmas)) / len(sigmas)
+        told = f"Noise moves a difference of two such mean losses by {away:.2g} (its deviation)"
+        return [f"{told}: smaller ones are no evidence."]
 
 
 def fit_privately(
     data: Federation, privacy: Bounds, seed: int, tell: Callable[[str], None], keep_own: bool
 ) -> tuple[Choice, str, list[dict[str, Any]], dict[str, History]]:
     """Return the choice, what was gained, a row for every kind of candidate, and their runs."""
-    data = _hold_out(data, privacy, seed, keep_own)
+    if not isinstance(privacy, Bounds):
+        raise TypeError(f"privacy must be ef.Privacy(...), got {type(privacy).__name__}.")
+    if keep_own:
+        raise Unanswered("Own models are functions of a client's rows; leave keep_own=False.")
+    if data.test is None:
+        raise Unanswered("A private model is measured on test rows alone; give test=0.25.")
+    data = with_validation(data, seed, Unanswered)
 
     def build(l2: float) -> PrivateClients:
         return PrivateClients(data, *model_for(data), l2=l2, privacy=privacy, dtype=torch.float64)
 
     plain = build(0.0)
     asked = _plan(data, plain, Stream(seed).at("private fit"))
-    scale = asked.scale(data, plain.initial(Stream(seed)))
+    scale = math.log(data.classes or 1)  # the loss of a model that knows nothing
+    if data.classes is None:  # known from moments, at no price
+        scale = float(
+            np.mean([site.losses(0 * plain.initial(Stream(seed))) for site in asked.train])
+        )
     runs, scores, lent = dict[Point, History](), dict[Point, Score](), dict[Point, PrivateClients]()
     for p in asked.points:
         tell(f"{p.family}, {p.settings}")
@@ -101,7 +107,10 @@ def fit_privately(
         )  # fmt: skip
         losses = asked.score(clients.flatten(cast(Any, runs[p].parameters)))
         scores[p] = Score(losses, np.full(len(data), math.nan))
-    _enter(runs, asked)
+    ledgers = [site.ledger.to_dict() for site in asked.train]
+    for event in (event for run in runs.values() for event in run.events):
+        if event["event"] == PRIVACY:  # what all runs and the choice have cost is to be published
+            event["ledgers"] = ledgers
     choice = _choose(data, asked, scores)
     best = {family: runs[p] for family, p in choice.best.items()}
     for family, p in choice.best.items():
@@ -126,17 +135,6 @@ def _objective(point: Point, scale: float) -> Average | ChiSquare:
     return Average() if point.rho is None else ChiSquare(point.rho, scale=scale)
 
 
-def _hold_out(data: Federation, privacy: Bounds, seed: int, keep_own: bool) -> Federation:
-    """Return data with validation rows, or refuse what no budget covers."""
-    if not isinstance(privacy, Bounds):
-        raise TypeError(f"privacy must be ef.Privacy(...), got {type(privacy).__name__}.")
-    if keep_own:
-        raise Unanswered("Own models are functions of a client's rows; leave keep_own=False.")
-    if data.test is None:
-        raise Unanswered("A private model is measured on test rows alone; give test=0.25.")
-    return with_validation(data, seed, Unanswered)
-
-
 def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
     """Split every client's budget, and return what answers."""
     privacy, validation, squared = clients.privacy, data.validation, data.classes is None
@@ -158,29 +156,15 @@ def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
         trained.append(clients.make_site(*given, replace(asked, part=1 - part)))
         own = replace(chosen, part=part)
         held.append(clients.make_site(*given, own, "validation") if part else None)
-    told = _describe(privacy, len(points), squared)
-    return Asked(points, tuple(trained), tuple(held), told)
-
-
-def _describe(privacy: Bounds, count: int, squared: bool) -> str:
-    """Say what is protected, by what budget, and what it pays for."""
-    runs = f"{count} candidates of {privacy.rounds} rounds each"
+    asked_for = f"{len(points)} candidates of {privacy.rounds} rounds each"
     if squared:
-        runs = f"second moments, from which all {count} candidates follow,"
-    return (
-        f"{privacy.describe()}: {runs} {1 - CHOOSING:.0%} of mu^2, what validation rows "
+        asked_for = f"second moments, from which all {len(points)} candidates follow,"
+    told = (
+        f"{privacy.describe()}: {asked_for} {1 - CHOOSING:.0%} of mu^2, what validation rows "
         f"tell to choose {CHOOSING:.0%}. Test rows are the simulation's own and cost nothing here; "
         "they did not influence the choice."
     )
-
-
-def _enter(runs: Mapping[Point, History], asked: Asked) -> None:
-    """Let every run tell what all of them and the choice have cost: that is what to publish."""
-    ledgers = [site.ledger.to_dict() for site in asked.train]
-    for history in runs.values():
-        for event in history.events:
-            if event["event"] == PRIVACY:
-                event["ledgers"] = ledgers
+    return Asked(points, tuple(trained), tuple(held), told)
 
 
 def _choose(data: Federation, asked: Asked, scores: Mapping[Point, Score]) -> Choice:
@@ -189,12 +173,7 @@ def _choose(data: Federation, asked: Asked, scores: Mapping[Point, Score]) -> Ch
     held, who = data.validation, sum(site is not None for site in asked.held)
     assert held is not None
     rows = f"{len(held):,} validation rows of {who} clients, reported with noise"
-    notes, away = [asked.told], asked.deviation()
-    if math.isfinite(away):
-        notes.append(
-            f"Noise moves a difference of two such mean losses by {away:.2g} (its deviation): "
-            "smaller ones are no evidence."
-        )
+    notes = asked.told, *asked.describe_noise()
     told = {family: scores[p] for family, p in best.items()}
     l2s, model = np.full(len(data), L2[-1]), model_for(data)
-    return Choice(point, best, told, (), l2s, rows, len(scores), tuple(notes), model, noised=True)
+    return Choice(point, best, told, (), l2s, rows, len(scores), notes, model, noised=True)
