@@ -58,11 +58,14 @@ def ledgers(served: Any) -> list[dict[str, Any]]:
 def test_all_candidates_and_the_choice_cost_the_budget_exactly(
     task: str, rhos: tuple[float, ...], bounds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("RHOS", "FEW_RHOS"):
-        monkeypatch.setattr(private_fit, name, rhos)
-    monkeypatch.setattr(private_fit, "L2", (1e-3, 1e-2))
+    owns = rhos[:1]
+    for name, tried in (("RHOS", rhos), ("OWN_L2", owns), ("L2", (1e-3, 1e-2))):
+        monkeypatch.setattr(private_fit, name, tried)
+        monkeypatch.setattr(private_fit, f"FEW_{name.removesuffix('_L2')}", tried[: len(rhos)])
+    monkeypatch.setattr(private_fit, "FEW_L2", (1e-3,))
     served = ask(draw(task), **bounds)
-    count = (1 + len(rhos)) * (2 if task == "values" else 1)
+    assert any("own bias" in name for name in served.chosen.best) == bool(owns)
+    count = (1 + len(rhos) + len(owns)) * (2 if task == "values" else 1)
     assert served.chosen.tried == count
     budget = mu_of(bounds.get("epsilon", 2.0), 1e-5) ** 2
     for ledger, held in zip(ledgers(served), (5, 0, 6), strict=True):
@@ -120,6 +123,14 @@ def same(one: Any, two: Any) -> None:
         assert list(dated) == [{**event, "time": ""} for event in other.events]
 
 
+@pytest.fixture
+def few_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try own biases for classes, too, and few of them for values."""
+    for name in ("FEW_OWN", "OWN_L2"):
+        monkeypatch.setattr(private_fit, name, (0.1,))
+
+
+@pytest.mark.usefixtures("few_own")
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("where", ["train", "validation"])
 def test_another_row_moves_every_answer_by_its_sensitivity_at_most(
@@ -139,6 +150,7 @@ def test_another_row_moves_every_answer_by_its_sensitivity_at_most(
         assert len({key[0] for key, length in lengths.items() if length}) == 1
 
 
+@pytest.mark.usefixtures("few_own")
 @pytest.mark.parametrize("task", TASKS)
 def test_what_no_mechanism_told_is_not_in_the_result(
     task: str, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +179,27 @@ def test_with_a_huge_budget_it_chooses_by_the_losses_on_validation_rows() -> Non
     losses = ((rows @ weight.T + bias)[:, 0] - targets) ** 2
     wanted = np.mean([losses[:5].mean(), losses[5:].mean()])
     assert served.chosen.scores[served.chosen.name].mean == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("task", ["two classes", "values"])
+def test_a_private_own_bias_is_chosen_and_measured_where_it_serves(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Targets move with the client; test rows are measured with the biases that are told."""
+    monkeypatch.setattr(private_fit, "FEW_OWN", (1e-3,))
+    data = draw(task, held=(5, 4, 6))
+    for split in (data.train, data.validation, data.test):
+        who = np.repeat(np.arange(3), np.diff(split.offsets))
+        split.targets[:] = who if task == "values" else who == 1
+    served = ask(data, epsilon=1e12, rows=10.0, loss=400.0, rounds=60)
+    assert served.chosen.name == "own bias, average"
+    record = served.history.last("loss", "test")
+    found = served.predictor()
+    for k, name in enumerate(data.names):
+        x, y = data.test.client(k)
+        told = found.module_for(name)(torch.as_tensor(x)).detach().numpy()[:, 0].astype(float)
+        far = (told - y) ** 2 if task == "values" else np.logaddexp(0, (1 - 2 * y) * told)
+        assert record.values[k] == pytest.approx(far.mean(), rel=1e-5)
 
 
 def test_test_rows_are_read_after_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ rows is its own and no client's answer: a real federation would pay for it.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,20 +119,21 @@ class PrivateClients(LoopClients):
         return f"{privacy.describe()} ({parts} of mu^2). {UNPAID}"
 
     def make_site(
-        self, i: int, ledger: Ledger, noise: Noise, planned: Planned, split: str = "train"
-    ) -> PrivateSite:
-        """Return what answers about one client's rows of a split."""
+        self, i: int, ledger: Ledger, noise: Noise, planned: Planned, split: str = "train",
+        like: PrivateSite | None = None,
+    ) -> PrivateSite:  # fmt: skip
+        """Return what answers about one client's rows of a split; ``like`` told their moments."""
         given = getattr(self._federation, split).client(i)
         x, y = (as_data(part, self.model.dtype, self.model.device) for part in given)
         own_l2 = None if self.own is None else self.own.strength(int(self._sizes[i]))
-        return PrivateSite(self.privacy, ledger, self.model, x, y, noise, planned, own_l2)
+        site = PrivateSite(self.privacy, ledger, self.model, x, y, noise, planned, own_l2)
+        if like is not None:
+            site.share_moments(like)
+        return site
 
     def answer_as(self, sites: Sequence[PrivateSite], told: str) -> None:
-        """Answer as these sites do, with the penalty here; ``told`` says what for."""
-        self._sites, self._lent = [copy.copy(site) for site in sites], told
-        self.ledgers = [site.ledger for site in sites]
-        for site in self._sites:
-            site.model = self.model
+        """Answer as these sites do, of whose plan ``told`` says what is to be known."""
+        self._sites, self._lent, self.ledgers = list(sites), told, [s.ledger for s in sites]
 
     def site(self, k: int) -> PrivateSite:
         """Return the site of the k-th client that takes part."""

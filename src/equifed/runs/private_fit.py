@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.arrays import Losses
@@ -32,6 +31,7 @@ from equifed.privacy.site import PrivateSite, Unanswered
 from equifed.runs.candidates import (
     BASE,
     L2,
+    OWN_L2,
     RHOS,
     Choice,
     Point,
@@ -45,8 +45,9 @@ from equifed.training.events import PRIVACY, describe_samples
 from equifed.training.history import History
 from equifed.training.loop import train
 
-FEW_L2, FEW_RHOS = (1e-3,), (0.3,)
-"""Of candidates that are paid for one by one: beside the noise one penalty is like another."""
+FEW_L2, FEW_RHOS, FEW_OWN = (1e-3,), (0.3,), tuple[float, ...]()
+"""Of candidates that are paid for one by one: beside the noise one penalty is like another, and own
+biases gain less than a third candidate takes from the others (``benchmarks.privacy --fit``)."""
 CHOOSING = 0.2
 """Part of mu^2 for the validation losses."""
 
@@ -60,9 +61,20 @@ class Asked:
     held: tuple[PrivateSite | None, ...]  # None: a client without validation rows
     told: str
 
-    def score(self, x: Tensor) -> Losses:
+    def lend(self, clients: PrivateClients) -> None:
+        """Let clients answer from the budget of all candidates."""
+        pairs = enumerate(self.train)
+        sites = [clients.make_site(i, s.ledger, s.noise, s.planned, like=s) for i, s in pairs]
+        clients.answer_as(sites, self.told)
+
+    def score(self, run: History, plain: PrivateClients) -> Losses:
         """Ask every client for the loss of one candidate on its validation rows."""
-        return np.array([math.nan if site is None else site.losses(x) for site in self.held])
+        found = np.full(len(self.held), math.nan)
+        for i, site in enumerate(self.held):
+            if site is not None:  # its own bias is that of a shared model there
+                own = {name: rows[i] for name, rows in (run.own or {}).items()}
+                found[i] = site.losses(plain.flatten(cast(Any, {**(run.parameters or {}), **own})))
+        return found
 
     def describe_noise(self) -> list[str]:
         """Say how far noise moves a difference of two mean losses; of squared ones it depends."""
@@ -86,27 +98,25 @@ def fit_privately(
         raise Unanswered("A private model is measured on test rows alone; give test=0.25.")
     data = with_validation(data, seed, Unanswered)
 
-    def build(l2: float) -> PrivateClients:
-        return PrivateClients(data, *model_for(data), l2=l2, privacy=privacy, dtype=torch.float64)
+    def build(p: Point) -> PrivateClients:
+        own: Any = {} if p.own_l2 is None else {"own": "bias", "own_l2": p.own_l2}
+        given: Any = {"privacy": privacy, "dtype": torch.float64, **own}
+        return PrivateClients(data, *model_for(data), l2=p.l2, **given)
 
-    plain = build(0.0)
+    plain = build(Point(0.0))
     asked = _plan(data, plain, Stream(seed).at("private fit"))
     scale = math.log(data.classes or 1)  # the loss of a model that knows nothing
     if data.classes is None:  # known from moments, at no price
-        scale = float(
-            np.mean([site.losses(0 * plain.initial(Stream(seed))) for site in asked.train])
-        )
-    runs, scores, lent = dict[Point, History](), dict[Point, Score](), dict[Point, PrivateClients]()
+        nothing = 0 * plain.initial(Stream(seed))
+        scale = float(np.mean([site.losses(nothing) for site in asked.train]))
+    runs, scores = dict[Point, History](), dict[Point, Score]()
+    given: Any = {"rounds": privacy.rounds, "seed": seed, "evaluate": [], "progress": False}
     for p in asked.points:
         tell(f"{p.family}, {p.settings}")
-        lent[p] = clients = build(p.l2)
-        clients.answer_as(asked.train, asked.told)
-        runs[p] = train(
-            FairNewton(_objective(p, scale)), clients, rounds=privacy.rounds, seed=seed,
-            evaluate=[], progress=False,
-        )  # fmt: skip
-        losses = asked.score(clients.flatten(cast(Any, runs[p].parameters)))
-        scores[p] = Score(losses, np.full(len(data), math.nan))
+        clients = build(p)
+        asked.lend(clients)
+        runs[p] = train(FairNewton(_objective(p, scale)), clients, **given)
+        scores[p] = Score(asked.score(runs[p], plain), np.full(len(data), math.nan))
     ledgers = [site.ledger.to_dict() for site in asked.train]
     for event in (event for run in runs.values() for event in run.events):
         if event["event"] == PRIVACY:  # what all runs and the choice have cost is to be published
@@ -114,7 +124,7 @@ def fit_privately(
     choice = _choose(data, asked, scores)
     best = {family: runs[p] for family, p in choice.best.items()}
     for family, p in choice.best.items():
-        _read_test(best[family], lent[p])
+        _read_test(best[family], build(p))
     mine, base = (
         score_rows(data, cast(Predictor, best[k].predictor()), "test") for k in (choice.name, BASE)
     )
@@ -127,6 +137,9 @@ def fit_privately(
 def _read_test(history: History, clients: PrivateClients) -> None:
     """Measure a run's model on test rows, now that the choice is made."""
     x = clients.flatten(cast(Any, history.parameters))
+    if history.own is not None:
+        rows = [part.flatten(1) for part in history.own.values()]
+        clients = clients.with_own(torch.cat(rows, dim=1))
     history.add_evaluation(history.rounds[-1].round, clients.evaluate(x, ["test"]))
     describe_samples(clients, history, (), x)
 
@@ -139,8 +152,9 @@ def _plan(data: Federation, clients: PrivateClients, stream: Stream) -> Asked:
     """Split every client's budget, and return what answers."""
     privacy, validation, squared = clients.privacy, data.validation, data.classes is None
     assert validation is not None
-    l2s, rhos = (L2, RHOS) if squared else (FEW_L2, FEW_RHOS)
-    points = tuple(Point(l2, rho=rho) for l2 in l2s for rho in (None, *rhos))
+    l2s, rhos, owns = (L2, RHOS, OWN_L2) if squared else (FEW_L2, FEW_RHOS, FEW_OWN)
+    shared = tuple(Point(l2, rho=rho) for l2 in l2s for rho in (None, *rhos))
+    points = (*shared, *(Point(l2, own_l2) for l2 in l2s for own_l2 in owns))
     runs = [FairNewton(_objective(p, 1.0)) for p in points]
     plans = zip(*(count_questions(r, privacy.rounds, data.train.sizes) for r in runs), strict=True)
     trained, held = list[PrivateSite](), list[PrivateSite | None]()
