@@ -111,6 +111,25 @@ def test_replacing_a_row_moves_an_answer_by_its_sensitivity_at_most(kind, name, 
         assert float((one - two).norm()) <= entry.sensitivity * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("kind", ["linear", "network"])
+def test_single_precision_does_not_round_by_more_than_a_row_moves(kind):
+    """Of very many rows one moves less than single precision rounds: noise is added in double."""
+    torch.manual_seed(0)
+    m, layers = 200_000 if kind == "linear" else 50_000, [nn.Linear(1, 1, bias=False)]
+    if kind == "network":
+        layers.append(nn.Identity()), layers.insert(0, nn.ELU())
+    model = FlatModel(nn.Sequential(*layers), binary_logistic, torch.zeros(3, 1))
+    x = torch.full((model.size,), 0.3)
+    bound = dataclasses.replace(PRIVACY, rows=1.0, gradient=1.0)
+    rows, told = torch.full((m, 1), 0.7), []
+    for shift in (0.0, 1e-3):
+        rows[0] += shift
+        site = make_site(model, (rows.clone(), torch.ones(m, dtype=torch.int64)), privacy=bound)
+        told.append(site.mean_gradient(x))
+    moved = float((told[1] - told[0]).abs())
+    assert 0 < moved <= 1e-3 / m  # one row's gradient moves by less than its input
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_sensitivities_are_attained(name):
     loss, outputs = LOSSES[name]

@@ -194,7 +194,7 @@ def _play(
     return found
 
 
-def _introduce(task: Task, federation: Federation, noised: bool) -> Members:
+def _introduce(task: Task, federation: Federation, noised: bool = False) -> Members:
     schema, sizes = Schema.of(federation.subset([0])), federation.train.sizes.tolist()
     engine = task.build_engine(schema.make_placeholder())
     hellos = [

@@ -181,7 +181,7 @@ class PrivateSite:
             turn, rows = next(turns), None
             if count < self.size:
                 rows = torch.as_tensor(self.noise.draw(count, self.size, turn))
-            return self._with_pull(self.tidy(add_noise(self.mean_gradient(u, rows))), u)
+            return self._with_pull(self.tidy(add_noise(self.mean_gradient(u, rows))).to(u), u)
 
         return answer
 
@@ -292,7 +292,10 @@ class PrivateSite:
         return rows @ self.uncentre(x)[self._places].T.double()
 
     def mean_gradient(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero."""
+        """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero.
+
+        In double precision: what single precision rounds may be more than a row of many moves.
+        """
         inputs, targets = self._inputs, self._targets
         if rows is not None:
             inputs, targets = inputs[rows], targets[rows]
@@ -306,7 +309,7 @@ class PrivateSite:
         each = vmap(grad(loss), in_dims=(None, 0, 0))
         for some in zip(torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True):
             total += shorten(each(x, *some), self.longest).sum(dim=0)
-        return (total / len(inputs)).to(x)
+        return total / len(inputs)
 
     def _linear_gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return it in closed form: slopes times rows."""
@@ -318,8 +321,8 @@ class PrivateSite:
                 inputs = torch.cat([inputs[:, :-1] - self.centre(), inputs[:, -1:]], dim=1)
             lengths = slopes.norm(dim=1) * inputs.norm(dim=1)
             shrink = (self.longest / lengths).clamp(max=1.0)
-            found = torch.zeros_like(x)
-            found[self._places] = ((slopes * shrink[:, None]).T @ inputs / len(inputs)).to(x)
+            found = torch.zeros_like(x, dtype=torch.float64)
+            found[self._places] = (slopes * shrink[:, None]).T @ inputs / len(inputs)
         return found
 
     def mean_moments(self) -> Tensor:
