@@ -65,6 +65,31 @@ def test_composition_agrees_with_dp_accounting(mu):
     assert found <= both.get_epsilon_for_delta(1e-5) + 1e-9  # that one rounds upwards
 
 
+@pytest.mark.parametrize("mu", [0.2, 0.7, 1.5])
+def test_composition_agrees_with_opacus(mu):
+    """Its Gaussian accountant takes mu and has no unit; that of samples counts rows added."""
+    gdp = pytest.importorskip("opacus.accountants.analysis.gdp")
+    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
+    found = compose([Entry("a", 0.5 * mu, 1.0, steps=4)], 1e-5)
+    assert found == pytest.approx(gdp.eps_from_mu(mu=mu, delta=1e-5), rel=1e-6)
+    spent = rdp.compute_rdp(q=1.0, noise_multiplier=2 / mu, steps=4, orders=[*range(2, 129)])
+    above, _ = rdp.get_privacy_spent(orders=[*range(2, 129)], rdp=spent, delta=1e-5)
+    assert found <= above <= 1.3 * found  # Renyi divergences bound the exact price
+
+
+def test_two_that_hold_one_file_spend_one_budget(tmp_path):
+    """As two processes may: what the other has written since counts, and stays."""
+    path, mu = tmp_path / "north.json", mu_of(1.0, 1e-5)
+    one, other = Ledger(1.0, 1e-5, path=path), Ledger(1.0, 1e-5, path=path)
+    one.spend(Entry("loss", 0.6 * mu, 1.0))
+    other.spend(Entry("gradient", 0.6 * mu, 1.0))
+    with pytest.raises(OverBudget):
+        one.spend(Entry("loss", 0.6 * mu, 1.0))
+    assert {e.kind: e.steps for e in Ledger(1.0, 1e-5, path=path).entries} == {
+        "loss": 1, "gradient": 1
+    }  # fmt: skip
+
+
 def test_sampled_rows_cost_less_than_all_rows_and_more_than_nothing():
     pytest.importorskip("dp_accounting")
     sampled = compose([Entry("steps", 1.0, 2.0, q=0.01, steps=100)], 1e-5)

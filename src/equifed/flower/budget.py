@@ -22,6 +22,12 @@ from equifed.privacy.ledger import Ledger, mu_of
 if TYPE_CHECKING:  # which loads torch
     from equifed.flower.task import OneClient, Task
 
+TABLE = "a table's columns and labels"
+CURES = {
+    "metrics": " ([evaluate] splits = [])",
+    TABLE: " (give arrays, prepared with public scales and categories)",
+}
+
 MOMENTS = "moments"
 """Stands for the model in hidden sums of noised curvature, which is the same at all models."""
 
@@ -135,7 +141,7 @@ def count(plan: Plan, rows: int) -> Planned:
 
 def refuse(op: str) -> NoReturn:
     """Refuse a request that no mechanism answers."""
-    cure = " ([evaluate] splits = [])" if op == "metrics" else ""
+    cure = CURES.get(op, "")
     raise Refused(
         f"this site answers under a privacy budget, and {op!r} has no declared sensitivity{cure}"
     )

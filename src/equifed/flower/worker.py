@@ -29,7 +29,7 @@ from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.account import Account, accept_plan, list_questions, name_common
-from equifed.flower.budget import FREE, MOMENTS, PAID, Refused, refuse
+from equifed.flower.budget import FREE, MOMENTS, PAID, TABLE, Refused, refuse
 from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.participant import Client, Stale, find_far
 from equifed.flower.secure.masking import Masking, Signer
@@ -104,7 +104,7 @@ class Worker:
         if op == "bounds":
             return self.request.reply({})
         if op == "hello" and isinstance(self.client.data, SiteData):
-            refuse("a table's columns and labels")
+            refuse(TABLE)
         if op in PAID:
             (asked, *_) = list_questions(self.request, self.memory)
             told = self.memory.read_record("told").get(asked.digest, {})

@@ -199,6 +199,8 @@ class Ledger:
 
     def spend(self, *entries: Entry) -> None:
         """Enter answers, or refuse all of them by name; call it before they leave."""
+        if self.path is not None and self.path.exists():  # another process may have spent
+            self.entries = self._read(self.path)
         after = self._merged(entries)
         if all(entry.q == 1 for entry in after):
             fits = math.fsum(e.square for e in after) <= self.mu**2 * (1 + ROUNDING)
