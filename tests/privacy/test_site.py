@@ -44,6 +44,7 @@ def make_model(kind, loss, outputs, l2=0.0):
     torch.manual_seed(0)
     layers = {
         "linear": [nn.Linear(D, outputs)],
+        "clipped": [nn.Linear(D, outputs)],
         "free": [nn.Linear(D, outputs, bias=False)],
         "bias": [nn.Linear(D, outputs)],
         "own": [nn.Linear(D, outputs)],
@@ -71,7 +72,7 @@ ANSWERS = {
 }
 CASES = [
     (kind, name, answer)
-    for kind in ("linear", "free", "bias", "own", "network", "own head")
+    for kind in ("linear", "clipped", "free", "bias", "own", "network", "own head")
     for name in LOSSES
     for answer in ANSWERS
     if kind not in ("network", "own head") or answer != "moments"
@@ -92,8 +93,8 @@ def share_moments(*sites):
 @pytest.mark.parametrize(("kind", "name", "answer"), CASES)
 def test_replacing_a_row_moves_an_answer_by_its_sensitivity_at_most(kind, name, answer):
     loss, outputs = LOSSES.get(name, (squared, 2))
-    network = kind in ("network", "own head")
-    bound = dataclasses.replace(PRIVACY, gradient=0.7 if network else None)
+    short = kind in ("network", "own head", "clipped")
+    bound = dataclasses.replace(PRIVACY, gradient=0.7 if short else None)
     model, generator = make_model(kind, loss, outputs), np.random.default_rng(1)
     for _ in range(20):
         x = torch.as_tensor(generator.standard_normal(model.size + model.own_size) * 5)

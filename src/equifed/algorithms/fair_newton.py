@@ -62,9 +62,10 @@ class FairNewton(Federated):
 
     It is for linear models and for heads on frozen features, with all clients and all samples in
     every round, on engines that show inner products of the clients' gradients. For networks,
-    sampled clients or hidden sums take :class:`ScaffPD`. Signed weights (relative fairness) enter P
-    by their absolute values; unless a ``metric`` is named they are refused where the weighted loss
-    is not known to be convex, because the steps may end at a point that is not the best.
+    sampled clients or hidden sums take :class:`ScaffPD`; answers with noise for privacy may be
+    hidden. Signed weights (relative fairness) enter P by their absolute values; unless a ``metric``
+    is named they are refused where the weighted loss is not known to be convex, because the steps
+    may end at a point that is not the best.
 
     When clients are missing, they count with what they sent last, and the weights take a proximal
     step :math:`\mathrm{prox}(\lambda + \sigma (2l - l_\text{prev}), \sigma)`,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -30,6 +31,9 @@ Unit = Literal["record", "person", "client"]
 FORMAT = 1
 ROUNDING = 1e-9
 """Share of the budget by which sums of squares may be off."""
+
+LEAST = 4 * sys.float_info.epsilon
+"""The smallest relative error of a root that can be asked for."""
 
 ACCURACY = 1.01
 """Factor by which noise of sampled steps may be more than is needed."""
@@ -77,14 +81,14 @@ def mu_of(epsilon: float, delta: float) -> float:
     return mu
 
 
-def _find_root(rising: Callable[[float], float], **accuracy: float) -> float:
+def _find_root(rising: Callable[[float], float], xtol: float, rtol: float = LEAST) -> float:
     """Return where a function that is negative at 0 and rises is zero."""
     from scipy.optimize import brentq
 
     high = 1.0
     while rising(high) <= 0:
         high *= 2
-    return float(brentq(rising, 0.0, high, **accuracy))
+    return float(brentq(rising, 0.0, high, xtol=xtol, rtol=rtol))
 
 
 def check_delta(delta: float) -> None:

@@ -28,7 +28,6 @@ from equifed.models.losses import outputs_for, resolve_loss, weigh_classes
 from equifed.runs import schema
 from equifed.runs.catalogue import SECTIONS, load_address
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
-from equifed.runs.private import build_private
 from equifed.runs.schema import ConfigError, Table
 from equifed.steps.automatic import with_measured_step
 from equifed.training.events import show_algorithm
@@ -157,7 +156,11 @@ def _build_engine(
         "own_l2": shared.own_l2, "own_steps": steps,
     }  # fmt: skip
     if config.privacy is not None:
-        return build_private(config.engine, config.privacy, data, module, loss, given)
+        if config.engine["name"] not in ("auto", "loop"):
+            raise ConfigError([f"engine: {config.engine['name']} adds no noise; use 'loop'"])
+        given["device"] = config.engine.get("device", "cpu")
+        with schema.blame("privacy: "):
+            return config.privacy.make_clients(data, module, loss, **given)
     clients: Clients = schema.choose(
         "engines", config.engine, "engine", data=data, model=module, loss=loss, **given
     )
