@@ -7,9 +7,9 @@ rows is its own and no client's answer: a real federation would pay for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal  # noqa: F401 - of inherited settings
+from typing import Any, Literal, Self  # noqa: F401 - of inherited settings
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
-from equifed.engines.loop import LoopClients, walk_client
+from equifed.engines.loop import LoopClients, Result, walk_client
 from equifed.engines.ordered_sums import DenseVectors, to_numpy
 from equifed.models.curvature import check_sum_weights, find_places
 from equifed.models.flat import FlatModel, as_data
@@ -193,6 +193,10 @@ class PrivateClients(LoopClients):
             ends = [site.move_own(own, pull, "gradients") for site, own, pull in three]
             self.own_rows.put(self.index, torch.stack(ends))
         return losses, DenseVectors(shared)
+
+    @override
+    def _map(self, function: Callable[[Self, int], Result]) -> list[Result]:
+        return [function(self, k) for k in range(len(self.index))]  # one after the other
 
     @override
     def _walk(
