@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import torch
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
-from experiments.harness.measures import is_published, with_limits
+from experiments.harness.measures import is_published, per_client, with_limits
 from experiments.harness.natural import compare
 from numpy.typing import NDArray
 
 from equifed import History
-from equifed.contract import Stream
 from equifed.metrics import mean_interval, paired_difference
-from equifed.report import slug
-from equifed.runs import RunConfig, build_run
 
 Array = NDArray[np.float64]
 
@@ -25,7 +21,9 @@ def run(context: Context) -> Outcome:
     """Compare the methods, and the losses of the final models on training and test samples."""
     outcome, found = compare(context)
     losses = {
-        m: final_losses(context, m, sorted(runs)) for m, runs in found.items() if is_published(m)
+        m: {split: final_losses(runs, split) for split in ("train", "test")}
+        for m, runs in found.items()
+        if is_published(m)
     }
     note = "compare the worst client's losses on training and on test samples"
     checks = [one if one.agrees else replace(one, why=note) for one in outcome.checks]
@@ -33,19 +31,9 @@ def run(context: Context) -> Outcome:
     return replace(outcome, checks=[*checks, _trained(losses)], tables=tables)
 
 
-def final_losses(context: Context, method: str, seeds: Sequence[int]) -> dict[str, Array]:
-    """Return the clients' losses under the final models, shape (seeds, clients), by split."""
-    out: dict[str, list[Array]] = {"train": [], "test": []}
-    for seed in seeds:
-        folder = context.out / "runs" / slug(method) / f"seed-{seed}"
-        clients = build_run(RunConfig.read(folder / "config.toml")).clients
-        parameters = History.load(folder).parameters
-        assert parameters is not None
-        order = clients.parameters(clients.initial(Stream(0)))
-        x = torch.cat([parameters[name].reshape(-1) for name in order])
-        for found in clients.evaluate(x, tuple(out)):
-            out[found.split].append(found.metrics["loss"])
-    return {split: np.array(values) for split, values in out.items()}
+def final_losses(runs: Mapping[int, History], split: str) -> Array:
+    """Return the clients' losses under the final models, shape (seeds, clients)."""
+    return np.array([per_client(runs[seed], "loss", split) for seed in sorted(runs)])
 
 
 def losses_table(losses: Mapping[str, Mapping[str, Array]]) -> Table:

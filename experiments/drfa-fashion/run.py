@@ -21,6 +21,7 @@ from experiments.harness.measures import (
     beyond_chance,
     clients_table,
     floor,
+    last_round,
     rounds_to,
     series,
     with_interval,
@@ -68,7 +69,7 @@ def _table(found: Histories, settings: Settings) -> Table:
             limits = mean_interval(ends)
             row += [limits.estimate]
             row += [(limits.upper - limits.lower) / 2 if len(ends) > 1 else None]
-        row += [max(h.rounds[-1].round for h in runs.values())]
+        row += [max(map(last_round, runs.values()))]
         rows.append(row)
     percent = f"{100 * settings['target']:g} % worst"
     columns = ("method", "seeds", f"seeds that reached {percent}", "median round", "first", "last",
@@ -136,7 +137,7 @@ def _median(runs: Mapping[int, History], target: float) -> float:
 
 
 def _said(value: float, runs: Mapping[int, History]) -> str:
-    last = max(h.rounds[-1].round for h in runs.values())
+    last = max(map(last_round, runs.values()))
     return f"round {value:g}" if np.isfinite(value) else f"not in {last} rounds"
 
 

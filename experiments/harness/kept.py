@@ -46,7 +46,7 @@ Line = dict[str, Any]
 
 def keep(out: Path) -> list[str]:
     """Write what parts and runs of a folder left; return what is wrong, if it is too large."""
-    for digits, series in ((17, True), (9, True), (9, False)):
+    for digits, series in ((17, "all"), (9, "all"), (9, "held out"), (9, "")):
         lines = [*_read_parts(out), *_read_runs(out, series)]
         short = (_rounded(one, digits) for one in lines)
         text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in short)
@@ -76,8 +76,8 @@ def _read_parts(out: Path) -> Iterator[Line]:
             yield {"part": path.stem, **record}
 
 
-def _read_runs(out: Path, series: bool) -> Iterator[Line]:
-    """Yield what clients had in every run; without ``series`` at its end alone."""
+def _read_runs(out: Path, series: str) -> Iterator[Line]:
+    """Yield what clients had in every run, round by round on all splits, held out ones or none."""
     for part in (out, *sorted(file.parent for file in out.glob(f"*/{NAMES}"))):
         for folder, name in sorted(read_names(part).items()):
             for run in sorted((part / "runs" / folder).glob("seed-*")):
@@ -88,12 +88,12 @@ def _read_runs(out: Path, series: bool) -> Iterator[Line]:
                     yield {"run": name, "where": where, "seed": seed, **_told(history, series)}
 
 
-def _told(history: History, series: bool) -> Line:
+def _told(history: History, series: str) -> Line:
     last = {(r.split, r.metric): r.round for r in history.metrics}
     records = [
         r
         for r in history.metrics
-        if (series and r.split != "train") or r.round == last[r.split, r.metric]
+        if series == "all" or (series and r.split != "train") or r.round == last[r.split, r.metric]
     ]
     told = {"clients": list(history.names), "records": [_record(r) for r in records]}
     others = {"alone": history.alone, "without_own": history.without_own}

@@ -66,6 +66,11 @@ def series(history: History, what: str) -> tuple[Index, Array]:
     return rounds, 100 * reduced[what]
 
 
+def last_round(history: History) -> int:
+    """Return the last evaluated round."""
+    return int(history.series("accuracy", "test")[0][-1])
+
+
 def rounds_to(history: History, target: float) -> float:
     """Return the first evaluated round at which every client has the accuracy, or infinity."""
     rounds, values = history.series("accuracy", "test")

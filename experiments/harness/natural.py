@@ -28,6 +28,7 @@ from experiments.harness.measures import (
     Measure,
     accuracy_table,
     fit_alone,
+    last_round,
     own_checks,
     percentages,
     rounds_to,
@@ -228,7 +229,7 @@ def drfa_checks(found: Histories) -> list[Check]:
 def _sooner(found: Histories, other: str) -> Check:
     pairs = np.array(list(_rounds(found, other).values()))
     ours, theirs = np.median(pairs, axis=0)
-    last = max(h.rounds[-1].round for h in found["DRFA"].values())
+    last = max(map(last_round, found["DRFA"].values()))
     said = f"round {ours:g}" if np.isfinite(ours) else f"not in {last} rounds"
     return Check(
         f"DRFA needs fewer rounds than {other} for the same worst accuracy",

@@ -18,6 +18,7 @@ import torch
 from experiments.harness.drawing import Line, figure
 from experiments.harness.exact import Quadratics, solve, solve_in_box
 from experiments.harness.experiment import Check, Context, Outcome, Table
+from experiments.harness.running import Part, compute_parts
 from numpy.typing import NDArray
 
 from equifed import Federation, ScaffPD, simulate, train
@@ -69,16 +70,17 @@ def unfairness(losses: Array) -> float:
 def run(context: Context) -> Outcome:
     """Solve for every phi, exactly and by SCAFF-PD-IA, and compare."""
     settings, rows = context.settings, []
-    for reading in READINGS:
-        data = federation(reading)
-        raw = Quadratics.of_regression(data, intercept=True)
-        for phi in settings["phi"]:
-            objective = RelativeFairness(phi)
-            inside = raw.losses(solve_in_box(raw, objective, LOW, HIGH).x)
-            free, ours, gap = _both(data, objective, settings["rounds"])
-            rows.append((reading, phi, unfairness(inside), unfairness(free), unfairness(ours),
-                         float(inside.max()), float(free.max()), gap))  # fmt: skip
-            context.console.print(f"{reading}, phi = {phi}: done", highlight=False)
+    parts = {
+        f"{reading}-{phi:g}": Part(
+            measure, {"reading": reading, "phi": phi, "rounds": settings["rounds"]}
+        )
+        for reading, phi in itertools.product(READINGS, settings["phi"])
+    }
+    for part, told in zip(parts.values(), compute_parts(context, parts).values(), strict=True):
+        inside, free, ours = (np.array(told[name]) for name in ("in the box", "exact", "federated"))
+        rows.append((part.given["reading"], part.given["phi"], unfairness(inside),
+                     unfairness(free), unfairness(ours), float(inside.max()), float(free.max()),
+                     told["gap"]))  # fmt: skip
     columns = ("penguins", "phi", "R in the box", "R exact", "R of SCAFF-PD-IA",
                "worst loss in the box", "worst loss exact", "relative difference")  # fmt: skip
     lines = {}
@@ -99,6 +101,16 @@ def run(context: Context) -> Outcome:
         },
         {"unfairness": drawing},
     )
+
+
+def measure(reading: str, phi: float, rounds: int) -> dict[str, Any]:
+    """Return the losses of the three species at the exact solutions and at SCAFF-PD-IA's."""
+    data, objective = federation(reading), RelativeFairness(phi)
+    raw = Quadratics.of_regression(data, intercept=True)
+    inside = raw.losses(solve_in_box(raw, objective, LOW, HIGH).x)
+    free, ours, gap = _both(data, objective, rounds)
+    return {"in the box": inside.tolist(), "exact": free.tolist(), "federated": ours.tolist(),
+            "gap": gap}  # fmt: skip
 
 
 def added(phi: float, samples: int) -> float:

@@ -26,15 +26,16 @@ from experiments.harness.measures import (
     with_interval,
 )
 from experiments.harness.natural import EQUAL, MEASURES, TAIL, draw_clients, rc_checks, shortened
-from experiments.harness.running import Histories, configured
+from experiments.harness.network_parts import load_table
+from experiments.harness.running import Histories, Part, compute_parts
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 from sklearn.svm import LinearSVC
 
-from equifed import Federation, History
+from equifed import History
 from equifed.algorithms import client_weights
 from equifed.metrics import Interval
-from equifed.runs import build_run, merge_tables
+from equifed.runs import merge_tables
 
 Array = NDArray[np.float64]
 WORST = 0.1
@@ -47,13 +48,9 @@ def score(history: History) -> float:
 
 def run(context: Context) -> Outcome:
     """Choose settings anew in each trial, on its own validation samples, and compare."""
-    found, variants, searched, problems = chosen_in_each_trial(context, score, one_tail_apart)
+    found, _, searched, problems = chosen_in_each_trial(context, score, one_tail_apart)
     base = "FedAvg" + EQUAL
-    alone = {
-        seed: own_machines(build_run(configured(context.settings, variant, seed)).federation,
-                           context.settings["own_l2"])
-        for seed, variant in variants[base].items()
-    }  # fmt: skip
+    alone = fit_machines(context)
     published = context.settings["published"]
     tables = {
         "published": beside(found, published),
@@ -72,16 +69,29 @@ def run(context: Context) -> Outcome:
     return Outcome(out, tables, figures, problems)
 
 
-def own_machines(data: Federation, strengths: Sequence[float]) -> tuple[Array, Array]:
+def fit_machines(context: Context) -> Answers:
+    """Return how well every client is served by a linear SVM of its own, trial by trial."""
+    settings, data = context.settings, context.settings["run"]["data"]
+    parts = {
+        f"alone-{seed}": Part(
+            own_machines, {"data": {**data, "seed": seed}, "strengths": settings["own_l2"]}
+        )
+        for seed in settings["seeds"]
+    }
+    told = compute_parts(context, parts)
+    return {seed: tuple(map(np.array, told[f"alone-{seed}"])) for seed in settings["seeds"]}
+
+
+def own_machines(data: Settings, strengths: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return every client's test accuracy with a linear SVM of its own, and its test samples.
 
     The exact one, whose penalty is the best on the client's validation samples, the first of equal
     ones; a client with one class in training answers with it.
     """
-    assert data.validation is not None and data.test is not None
-    out = []
-    for i in range(len(data.names)):
-        (x, y), held, test = (split.client(i) for split in data.splits().values())
+    clients, out = load_table(data), []
+    assert clients.test is not None
+    for i in range(len(clients.names)):
+        (x, y), held, test = (split.client(i) for split in clients.splits().values())
         if len(np.unique(y)) == 1:
             out.append(float((test[1] == y[0]).mean()))
             continue
@@ -91,7 +101,7 @@ def own_machines(data: Federation, strengths: Sequence[float]) -> tuple[Array, A
         ]
         scores = [one.score(*held) if len(held[1]) else 0.0 for one in fitted]
         out.append(float(fitted[int(np.argmax(scores))].score(*test)))
-    return np.array(out), np.asarray(data.test.sizes, dtype=np.float64)
+    return out, clients.test.sizes.astype(float).tolist()
 
 
 def one_tail_apart(variant: Settings, before: Mapping[str, History]) -> Settings:
