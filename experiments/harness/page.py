@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
+import tomllib
+from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.experiment import EXPERIMENTS, ROOT, Cell, Table, definition
+from experiments.harness.experiment import EXPERIMENTS, ROOT, Cell, Settings, Table, definition
 from experiments.harness.plan import Standing
 
 PAGE = ROOT.parent / "docs" / "reproductions.md"
@@ -29,15 +33,17 @@ were stored.
 
 Published claims by experiment, those with the most disagreements first.
 """
-MISSING = """Not run: SCAFF-PD's Tables 1, 2 and 4 on TinyImageNet; DRFA's Fig. 1 c (seconds over a
-network). Figures without numbers in the text, judged in a README: SCAFF-PD's Fig. 1
-([scaff-pd-cifar100](../experiments/scaff-pd-cifar100/README.md): holds), SCAFF-PD-IA's Fig. 4
-([ia-mnist](../experiments/ia-mnist/README.md): one of two statements holds)."""
+PAPERS = ROOT / "papers.toml"
+FIGURES = """## Every table and figure of the five papers
+
+SCAFF-PD (main text, and the earlier version with its appendix), DRFA, RC-FL and SCAFF-PD-IA. Where
+several checks judge a row, *ours* is the first that disagrees, or else the first."""
 
 
 def page() -> str:
     """Return the page about the stored results of all experiments."""
-    parts = [HEAD.rstrip(), summarise().markdown(), MISSING]
+    figures = tomllib.loads(PAPERS.read_text(encoding="utf-8"))["row"]
+    parts = [HEAD.rstrip(), summarise().markdown(), FIGURES, list_figures(figures).markdown()]
     for name, one in EXPERIMENTS.items():
         parts.append(f"## {name}")
         parts.append(f"{one.title} ({one.paper}). [Discussion](../experiments/{name}/README.md).")
@@ -47,6 +53,10 @@ def page() -> str:
             continue
         parts += [f"**Not run yet**: {row}." for row in definition(name).get("not_run_yet", [])]
         parts += _measured(name, record)
+        cells = (key for row in figures if row.get("experiment") == name
+                 for key in row.get("cells", ()))  # fmt: skip
+        for key in cells:
+            parts += [f"Printed cells beside ours, `{key}.csv`:", read_cells(name, key).markdown()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -72,6 +82,46 @@ def summarise() -> Table:
     return Table("", columns, rows)
 
 
+def list_figures(rows: Sequence[Settings]) -> Table:
+    """Return a row for every table and figure of the papers, judged by the stored checks."""
+    columns = ("paper", "table or figure", "published", "ours", "data", "verdict")
+    return Table("", columns, [
+        [row["paper"], row["where"], row["published"], *_judge_row(row)] for row in rows
+    ])  # fmt: skip
+
+
+def _judge_row(row: Settings) -> tuple[str, str, str]:
+    """Return what is ours, on which data, and the verdict."""
+    name = row.get("experiment", "")
+    data = f"{row['data']} ([{name}](#{name}))" if name else row["data"]
+    if "verdict" in row:
+        return row["ours"], data, row["verdict"]
+    checks = [
+        check for check in (read_record(name) or {"checks": []})["checks"]
+        if any(words in check["source"] for words in row["source"])
+        and row.get("claim", "") in check["claim"]
+    ]  # fmt: skip
+    if not checks:
+        raise ValueError(f"{PAPERS.name}: no stored check of {name} is about {row['where']}.")
+    told = [judge(name, check) for check in checks]
+    first = next((c for c in checks if not c["agrees"]), checks[0])
+    counted = [f"{told.count(word)} {word}" for word in sorted(set(told))]
+    return first["measured"], data, told[0] if len(told) == 1 else ", ".join(counted)
+
+
+def read_cells(name: str, key: str) -> Table:
+    """Return the printed numbers of a stored table and ours, without its other columns."""
+    text = (ROOT / name / "results" / f"{key}.csv").read_text(encoding="utf-8")
+    columns, *lines = csv.reader(text.splitlines())
+    kept = [
+        k for k, title in enumerate(columns)
+        if title == "method" or re.search("published|, here|^here", title)
+        or f"published {title}" in columns
+    ]  # fmt: skip
+    rows = [[line[k].removeprefix("'") or "-" for k in kept] for line in lines]
+    return Table("", [columns[k] for k in kept], rows)
+
+
 def is_ours(check: dict[str, Any]) -> bool:
     """Whether a check is an aim of this project, and no published claim."""
     return str(check["source"]).startswith(("our ", "ours"))
@@ -94,11 +144,14 @@ def _place(name: str, check: dict[str, Any]) -> int:
 
 def _measured(name: str, record: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
-    rows = [
-        (c["claim"], c["source"], c["measured"], judge(name, c), c["why"]) for c in record["checks"]
-    ]
+    against = sorted(record["checks"], key=lambda check: -_place(name, check))  # us, first
+    rows = [(c["claim"], c["source"], c["measured"], judge(name, c), c["why"]) for c in against]
     table = Table("", ("published", "where", "measured", "agree", "note"), rows)
     made = f"`{record['command']}` ({versions}); {name_standing(record)}."
+    standing = record.get("standing") or {}
+    if standing.get("confirmatory"):
+        made += (f" [Plan](../experiments/{name}/plan.md) of commit {standing['commit'][:8]}, run "
+                 f"with commit {standing['run'][:8]}.")  # fmt: skip
     return [made, table.markdown()]
 
 

@@ -3,8 +3,9 @@
 ``experiments/NAME/plan.md`` says the question, data, splits, methods, grids, budgets, the one
 comparison that decides, its margin and what would count as a no. Whoever runs the experiment gets
 the plan's checksum and commit into the results. They are called confirmatory only where plan,
-definition and code were committed, nothing was set by hand, the form is the full one, and every run
-in the folder was started under the same plan. All others are exploratory, with the reason.
+definition and code, harness and library too, were committed, nothing was set by hand, the form is
+the full one, and every run in the folder was started under the same plan. All others are
+exploratory, with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from experiments.harness.experiment import ROOT
 
-PLAN = "plan.md"
+PLAN, CODE = "plan.md", ("definition.toml", "run.py")
 STARTED = "started.json"
 """In ``runs``: under which plan the first of them was started."""
 
@@ -73,20 +74,30 @@ def _judge(folder: Path, full: bool) -> Standing:
     path = folder / PLAN
     if not path.exists():
         return Standing(False, f"there is no {PLAN}")
-    sums = _checksum(path), _checksum(folder / "definition.toml", folder / "run.py")
+    sums = _checksum(path), _checksum(*(folder / name for name in CODE))
     if not full:
         return Standing(False, "a short form, or settings that the plan does not have", *sums)
     commit = _git(folder, "log", "-1", "--format=%H", "--", PLAN)
     run = _git(folder, "rev-parse", "HEAD")
     if not commit or not run:
         return Standing(False, f"{PLAN} is not committed", *sums)
-    if _git(folder, "status", "--porcelain", "--", PLAN, "definition.toml", "run.py"):
+    beside = [
+        path for path in (folder.parent / "harness", folder.parents[1] / "src") if path.exists()
+    ]
+    if _git(folder, "status", "--porcelain", "--", PLAN, *CODE, *map(str, beside)) != "":
         return Standing(False, "plan, definition or code has changes without a commit", *sums)
     return Standing(True, "the plan was committed before the first run", *sums, commit, run)
 
 
 def _checksum(*files: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _committed(folder: Path, commit: str, *names: str) -> str | None:
+    """Return the checksum of files of a folder as they are in a commit; None if one is not."""
+    told = [_ask(folder, "show", f"{commit}:./{name}") for name in names]
+    known = [one for one in told if one is not None]
+    return hashlib.sha256(b"".join(known)).hexdigest() if len(known) == len(told) else None
 
 
 def find_broken(records: Mapping[str, Mapping[str, Any]], root: Path = ROOT) -> list[str]:
@@ -102,15 +113,23 @@ def find_broken(records: Mapping[str, Mapping[str, Any]], root: Path = ROOT) -> 
         ancestor = (str(standing.commit), str(standing.run))
         if _git(root, "merge-base", "--is-ancestor", *ancestor) is None:
             wrong.append(f"{name}: the plan's commit is no ancestor of the one that was run")
+        for files, known in (((PLAN,), standing.plan), (CODE, standing.code)):
+            if _committed(root / name, ancestor[1], *files) != known:
+                wrong.append(
+                    f"{name}: {' and '.join(files)} was another in the commit {ancestor[1]}"
+                )
     return wrong
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return what git says, None where it fails or is not there."""
+    told = _ask(folder, *arguments)
+    return None if told is None else told.decode().strip()
+
+
+def _ask(folder: Path, *arguments: str) -> bytes | None:
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        told = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
-        )
+        return subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return told.stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import pytest
 from experiments.harness.choice import alternatives, combinations, variant_of
 from experiments.harness.exact import Quadratics, projection_slope, solve, solve_in_box
 from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
-from experiments.harness.page import judge, page, read_record, summarise
+from experiments.harness.page import (
+    PAPERS,
+    judge,
+    list_figures,
+    page,
+    read_cells,
+    read_record,
+    summarise,
+)
 from experiments.harness.running import configured, reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -288,6 +297,34 @@ def test_the_summary_is_short_and_counts_every_check() -> None:
     assert counted == sum(
         len((read_record(name) or {"checks": []})["checks"]) for name in EXPERIMENTS
     )
+
+
+def test_every_table_and_figure_has_a_row_that_its_checks_judge() -> None:
+    figures = tomllib.loads(PAPERS.read_text(encoding="utf-8"))["row"]
+    rows = list_figures(figures).rows
+    assert len({(row[0], row[1]) for row in rows}) == len(rows) == len(figures)
+    for said, row in zip(figures, rows, strict=True):
+        if "source" not in said:
+            continue
+        checks = (read_record(said["experiment"]) or {"checks": []})["checks"]
+        mine = [c for c in checks if any(words in c["source"] for words in said["source"])
+                and said.get("claim", "") in c["claim"]]  # fmt: skip
+        assert ("**no**" in str(row[5])) == (not all(c["agrees"] for c in mine)), row[:2]
+        assert row[3] in [c["measured"] for c in mine if c["agrees"] == ("**no**" not in row[5])]
+    with pytest.raises(ValueError, match="no stored check of ia-points"):
+        list_figures([{"paper": "", "where": "Fig. 99", "published": "", "data": "",
+                       "experiment": "ia-points", "source": ["Fig. 99"]}])  # fmt: skip
+
+
+def test_printed_cells_stand_beside_ours() -> None:
+    table = read_cells("scaff-pd-cifar10", "table-3")
+    assert list(table.columns) == ["method", "average", "worst-20 %", "published average",
+                                   "published worst-20 %"]  # fmt: skip
+    printed = definition("scaff-pd-cifar10")["scenario"]["Table 3"]["published"]
+    rows = {row[0]: row for row in table.rows}
+    for method, (average, worst) in printed.items():
+        assert [float(str(cell)) for cell in rows[method][3:]] == [average, worst]
+    assert rows["Delta-FL"][3:] == ["-", "-"]
 
 
 def test_a_claim_that_holds_on_other_data_is_no_plain_yes() -> None:

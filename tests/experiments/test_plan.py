@@ -82,6 +82,20 @@ def test_what_was_changed_or_run_before_is_exploratory(
     assert not found.confirmatory and reason in found.reason
 
 
+@pytest.mark.parametrize("place", ["src/library.py", "experiments/harness/running.py"])
+def test_a_library_or_a_harness_without_a_commit_makes_no_confirmatory_table(
+    root: Path, place: str
+) -> None:
+    changed = root.parent / place
+    changed.parent.mkdir()
+    changed.write_text("x = 1\n")
+    found = stand("one", root.parent / "runs" / "one", True, root)
+    assert not found.confirmatory and "without a commit" in found.reason
+    git(root.parent, "add", ".")
+    git(root.parent, "commit", "-qm", "committed")
+    assert stand("one", root.parent / "runs" / "two", True, root).confirmatory
+
+
 def test_the_short_form_and_experiments_without_a_plan_are_exploratory(root: Path) -> None:
     assert not stand("one", root.parent / "quick", False, root).confirmatory
     (root / "one" / PLAN).unlink()
@@ -93,7 +107,29 @@ def test_stored_results_whose_plan_was_changed_are_named(root: Path) -> None:
     spoil_plan(root, root)
     assert "another" in find_broken({"one": {"standing": asdict(first)}}, root)[0]
     forged = {**asdict(first), "commit": "0" * 40}
-    assert "no ancestor" in find_broken({"one": {"standing": forged}}, root)[-1]
+    assert any("no ancestor" in one for one in find_broken({"one": {"standing": forged}}, root))
+
+
+@pytest.mark.parametrize("part, named", [("plan", PLAN), ("code", "run.py")])
+def test_plan_and_code_are_those_of_the_commit_that_was_run(
+    root: Path, part: str, named: str
+) -> None:
+    first = stand("one", root.parent / "runs" / "one", True, root)
+    commit_code(root, root)  # later work on the code is no change of what was run
+    assert find_broken({"one": {"standing": asdict(first)}}, root) == []
+    forged = {**asdict(first), part: "0" * 64}
+    assert any(
+        f"{named} was another in the commit" in one
+        for one in find_broken({"one": {"standing": forged}}, root)
+    )
+
+
+def test_the_stored_confirmatory_results_are_those_of_their_plans() -> None:
+    stored = {name: record for name in EXPERIMENTS if (record := read_record(name))}
+    assert "confirmatory" in map(name_standing, stored.values())
+    if subprocess.run(["git", "-C", str(ROOT), "rev-parse"], capture_output=True).returncode:
+        pytest.skip("no repository")
+    assert find_broken(stored) == []
 
 
 def test_every_exploratory_table_says_so_in_its_readme() -> None:
