@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -78,3 +79,39 @@ def test_too_much_is_not_kept_and_said(stored: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", KEEPING)
 def test_stored_tables_are_made_of_kept_values(name: str) -> None:
     assert main(["tables", name]) == 0
+
+
+def test_the_tables_of_promise_are_made_of_its_clients() -> None:
+    """They were stored before values were kept: four digits of every client in every split."""
+    results, module = ROOT / "promise" / "results", EXPERIMENTS["promise"].module
+
+    def read(name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader((results / f"{name}.csv").read_text("utf-8").splitlines()))
+
+    metrics = {row["set"]: row["metric"] for row in read("levels")}
+    splits: dict[str, dict[str, list[dict[str, str]]]] = {}
+    for row in read("clients"):
+        splits.setdefault(row["set"], {}).setdefault(row["split"], []).append(row)
+    found = {
+        name: [
+            {
+                "metric": metrics[name],
+                "clients": rows,
+                "values": {
+                    m: [float(row[m]) if row[m] else None for row in rows] for m in module.METHODS
+                },
+            }
+            for rows in by_split.values()
+        ]
+        for name, by_split in splits.items()
+    }
+    assert {len(one) for one in found.values()} == {10} and list(found) == list(metrics)
+    for key, table, close in (
+        ("levels", module.levels_table(found), {"rel": 1e-3}),
+        ("changes", module.changes_table(found), {"abs": 0.1}),
+    ):
+        stored = read(key)
+        assert [row["set"] for row in stored] == [row[0] for row in table.rows]
+        for old, new in zip(stored, table.rows, strict=True):
+            numbers = [float(old[column].removeprefix("'")) for column in table.columns[2:]]
+            assert numbers == pytest.approx(list(new[2:]), **close), (key, new[0])
