@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from sklearn.svm import LinearSVC
 
-from equifed import History
+from equifed import Federation, History
 from equifed.algorithms import client_weights
 from equifed.metrics import Interval
 from equifed.runs import merge_tables
@@ -74,7 +74,7 @@ def fit_machines(context: Context) -> Answers:
     settings, data = context.settings, context.settings["run"]["data"]
     parts = {
         f"alone-{seed}": Part(
-            own_machines, {"data": {**data, "seed": seed}, "strengths": settings["own_l2"]}
+            measure_alone, {"data": {**data, "seed": seed}, "strengths": settings["own_l2"]}
         )
         for seed in settings["seeds"]
     }
@@ -82,16 +82,21 @@ def fit_machines(context: Context) -> Answers:
     return {seed: tuple(map(np.array, told[f"alone-{seed}"])) for seed in settings["seeds"]}
 
 
-def own_machines(data: Settings, strengths: Sequence[float]) -> tuple[list[float], list[float]]:
+def measure_alone(data: Settings, strengths: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return how well every client of one trial is served by a machine of its own."""
+    return own_machines(load_table(data), strengths)
+
+
+def own_machines(data: Federation, strengths: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return every client's test accuracy with a linear SVM of its own, and its test samples.
 
     The exact one, whose penalty is the best on the client's validation samples, the first of equal
     ones; a client with one class in training answers with it.
     """
-    clients, out = load_table(data), []
-    assert clients.test is not None
-    for i in range(len(clients.names)):
-        (x, y), held, test = (split.client(i) for split in clients.splits().values())
+    out = []
+    assert data.test is not None
+    for i in range(len(data.names)):
+        (x, y), held, test = (split.client(i) for split in data.splits().values())
         if len(np.unique(y)) == 1:
             out.append(float((test[1] == y[0]).mean()))
             continue
@@ -101,7 +106,7 @@ def own_machines(data: Settings, strengths: Sequence[float]) -> tuple[list[float
         ]
         scores = [one.score(*held) if len(held[1]) else 0.0 for one in fitted]
         out.append(float(fitted[int(np.argmax(scores))].score(*test)))
-    return out, clients.test.sizes.astype(float).tolist()
+    return out, data.test.sizes.astype(float).tolist()
 
 
 def one_tail_apart(variant: Settings, before: Mapping[str, History]) -> Settings:
