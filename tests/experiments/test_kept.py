@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,12 @@ def test_too_much_is_not_kept_and_said(stored: Path, monkeypatch: pytest.MonkeyP
     (told,) = keep(stored)
     assert "not kept" in told and not (stored / VALUES).exists()
     (stored / VALUES).write_bytes(before)
+
+
+def test_who_keeps_no_values_is_named_with_what_it_costs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("**Without kept values**")[2].partition("**Say first")[0]
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.M) == sorted({*EXPERIMENTS} - {*KEEPING})
 
 
 @pytest.mark.slow
