@@ -264,6 +264,23 @@ def test_drfa_fashion_counts_rounds_to_the_target(tmp_path: Path) -> None:
     assert not fedavg.agrees
 
 
+@pytest.mark.parametrize("rounds", [(300, 200, 150), (300, 200, 220), (np.inf, 200, 100)])
+def test_time_of_a_gap_is_judged_for_every_price_of_a_message(rounds: tuple[float, ...]) -> None:
+    settings = definition("drfa-fashion")
+    gaps, steps = settings["figure_1"], np.array([5, 10, 15])
+    told = EXPERIMENTS["drfa-fashion"].module.judge_time(
+        dict(zip(gaps, rounds, strict=True)), settings
+    )
+    prices = np.arange(10_000)[:, None]
+    with np.errstate(invalid="ignore"):
+        seconds = np.array(rounds) * (prices + steps)
+    falls = (np.diff(seconds) < 0) & np.isfinite(seconds[:, :-1])
+    assert told.agrees == bool(falls.all(1).any())
+    for k, how in enumerate(told.measured.split("; ")):
+        first = int(falls[:, k].argmax())
+        assert (f"longer than {max(0, first - 1)} local steps" in how) == bool(falls[:, k].any())
+
+
 def test_rc_fashion_chooses_on_validation_samples_only(tmp_path: Path) -> None:
     changes = {"run": {"rounds": 4, "data": {"train": 80, "test": 40}}, "seeds": [0]}
     outcome = reproduce("rc-fashion", tmp_path, quick=True, changes=changes)
