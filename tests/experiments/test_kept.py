@@ -80,6 +80,8 @@ def test_who_keeps_no_values_is_named_with_what_it_costs() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text.partition("**Without kept values**")[2].partition("**Say first")[0]
     assert re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.M) == sorted({*EXPERIMENTS} - {*KEEPING})
+    files = [file for name in KEEPING for k in (KEPT, VALUES) if (file := ROOT / name / k).exists()]
+    assert max(file.stat().st_size for file in files) <= kept.LARGEST
 
 
 @pytest.mark.slow
