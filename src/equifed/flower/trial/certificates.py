@@ -12,21 +12,18 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equifed.flower.memory import write_private
 from equifed.training.keys import KeyProblem, make_key, read_private
 
-PEM = Encoding.PEM
+PEM, AUTHORITY = Encoding.PEM, "equifed trial authority"
 VALID_DAYS = 30
 """Certificates made here are for trying out and do not last."""
 
@@ -81,30 +78,42 @@ def make_certificates(
     """
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    issuer = _name("equifed trial authority")
-    ca = (
-        _builder(issuer, issuer, ca_key.public_key(), max(days, VALID_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    names = x509.SubjectAlternativeName([_general_name(a) for a in addresses])
-    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    server = (
-        _builder(_name(addresses[0]), issuer, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(names, critical=False)
-        .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(issued_by, critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
+    ca = _issue((), ca_key, ca_key, max(days, VALID_DAYS))
+    server = _issue(addresses, key, ca_key, days)
     (folder / "ca.pem").write_bytes(ca.public_bytes(PEM))
     (folder / "server.pem").write_bytes(server.public_bytes(PEM))
     private = key.private_bytes(PEM, PrivateFormat.PKCS8, NoEncryption())
     write_private(folder / "server.key", private)
     return server.not_valid_after_utc
+
+
+def _issue(addresses: Sequence[str], key: Any, by: Any, days: float) -> x509.Certificate:
+    """Return the certificate of a server at these addresses; without any, of the authority."""
+    signs = not addresses
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
+    made = x509.CertificateBuilder(
+        _name(AUTHORITY),
+        _name(AUTHORITY if signs else addresses[0]),
+        key.public_key(),
+        x509.random_serial_number(),
+        min(now, end) - datetime.timedelta(minutes=5),
+        end,
+    )
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only"
+    unused = dict.fromkeys([*others.split(), "decipher_only"], False)
+    usage = x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused
+    )
+    of = x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key())
+    made = made.add_extension(x509.BasicConstraints(signs, 0 if signs else None), critical=True)
+    made = made.add_extension(usage, critical=True).add_extension(of, critical=False)
+    if signs:
+        known = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        return made.add_extension(known, critical=False).sign(by, SHA256())
+    names = x509.SubjectAlternativeName([_general_name(a) for a in addresses])
+    serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    return made.add_extension(names, False).add_extension(serves, False).sign(by, SHA256())
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -143,25 +152,3 @@ def _general_name(address: str) -> x509.GeneralName:
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    end = now + datetime.timedelta(days=days)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(min(now, end) - datetime.timedelta(minutes=5))
-        .not_valid_after(end)
-    )
-
-
-def _usage(signs: bool) -> x509.KeyUsage:
-    others = "content_commitment key_encipherment data_encipherment key_agreement"
-    unused = dict.fromkeys([*others.split(), "encipher_only", "decipher_only"], False)
-    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused)
