@@ -6,7 +6,6 @@ written at the end, so a request may be repeated at will.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -124,8 +123,7 @@ class Worker:
         if "x" in self.request.arrays:
             first = self.client.measure_first(self.engine, account.plan.seed)
             account.check_model("the model", float(self._sent("x").double().norm()), first)
-            steering = [name for name in ("target", "control") if name in self.request.arrays]
-            for name in steering:
+            for name in sorted({"target", "control"} & set(self.request.arrays)):
                 work = LocalWork.from_dict(self.args["work"])
                 way = work.lr * float(work.steps_for([self.client.sizes["train"]])[0])
                 moved = way * float(self._sent(name).double().norm())
@@ -156,20 +154,19 @@ class Worker:
             "versions": package_versions(PACKAGES),
             "sizes": client.sizes,
         }
-        notes = self.policy.describe()
+        notes, ready = self.policy.describe(), True
         if isinstance(client.data, SiteData):
             if told is not None:
                 Preparation.from_json(told)  # refuses what is none
             about |= client.data.describe()
-            kept, totals = self._take_once("preparation"), self._take_once("totals")
+            ready, totals = bool(self._take_once("preparation")), self._take_once("totals")
             if self.policy.show_by_name:
                 notes += find_far(client.data.table, totals)
-            if not kept:
-                return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
-        schema, model = Schema.of(self.federation).to_dict(), self.task.fingerprint(self.engine)
-        noised = self.policy.budget is not None
-        whole = {**about, "schema": schema, "model": model, "notes": notes, "noised": noised}
-        return self.request.reply(self._signer().sign("hello", whole))
+        if ready:
+            schema, model = Schema.of(self.federation), self.task.fingerprint(self.engine)
+            about |= {"schema": schema.to_dict(), "model": model}
+            about["noised"] = self.policy.budget is not None
+        return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
 
     def prepare(self) -> Reply:
         """Answer one question of the fit, in clear or under masks."""
@@ -183,9 +180,8 @@ class Worker:
         if asked["stage"] == "names":
             return self.request.reply({"names": find_names(asked, answer)})
         # Sums of a question's answers over nearly the same sites must not both be opened.
-        question = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode())
-        vector = to_vector(asked, answer)
-        return self._give("vector", vector, "prepare", question.hexdigest(), 0, "")
+        (question,) = list_questions(self.request, self.memory)
+        return self._give("vector", to_vector(asked, answer), "prepare", question.digest, 0, "")
 
     def statistics(self) -> Reply:
         """Return rows, labels and means, as far as the site shows them."""
@@ -281,8 +277,8 @@ class Worker:
         if isinstance(known, str) or not np.isfinite(known.smoothness[0]):
             return self.request.reply({})
         least, largest = float(known.strong_convexity[0]), float(known.smoothness[0])
-        bounds = {"smoothness": largest, "strong_convexity": least, "tight": known.tight}
-        return self.request.reply(bounds)
+        told = {"smoothness": largest, "strong_convexity": least, "tight": known.tight}
+        return self.request.reply(told)
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
