@@ -13,9 +13,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from equifed.cli.terminal import _explain
 from equifed.flower import flwr_private, node
 from equifed.flower.budget import Budget
-from equifed.flower.fleet import FleetError, explain_transport
+from equifed.flower.fleet import AuditError, FleetError, explain_transport
 from equifed.flower.flwr_private import Parcel
 from equifed.flower.plan import Plan, sign_plan
 from equifed.flower.site import Site, SiteError
@@ -306,3 +307,40 @@ def test_a_node_that_cannot_write_its_log_ends(tmp_path: Path) -> None:
     found.audit._file = -1  # as on a disk that is gone
     with pytest.raises(OSError, match=r"The audit log .* cannot be written"):
         found._answer(FakeFleet([]), 1, 1.0, Parcel("x", b"", {}))  # type: ignore
+
+
+@pytest.mark.parametrize("written", [10, OSError(28, "No space left on device")])
+def test_nothing_leaves_that_was_not_written_down(
+    written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a line that finds no room nor a part of one lets an answer go."""
+    found = node.Node(Site("a:b", {"memory": str(tmp_path)}), lambda: None)  # type: ignore
+    foreign = Message(RecordDict({"c": ConfigRecord({"path": "x"})}), 7, "query.read")
+    fleet: Any = FakeFleet([])
+    found._answer(fleet, 1, 60.0, Parcel.of(foreign))
+    assert len(fleet.sent) == 1
+
+    def full(file: int, content: bytes) -> int:
+        if isinstance(written, OSError):
+            raise written
+        return int(written)
+
+    monkeypatch.setattr("equifed.flower.fleet.os.write", full)
+    with pytest.raises(AuditError, match=r"No space left on device.*sends nothing") as caught:
+        found._answer(fleet, 1, 60.0, Parcel.of(foreign))
+    assert len(fleet.sent) == 1
+    assert _explain(caught.value)[1] == 1, "systemd starts a node again that ended so"
+
+
+def test_an_answer_that_was_not_delivered_is_written_down_as_such(tmp_path: Path) -> None:
+    found = node.Node(Site("a:b", {"memory": str(tmp_path)}), lambda: None)  # type: ignore
+    foreign = Message(RecordDict({"c": ConfigRecord({"path": "x"})}), 7, "query.read")
+
+    class Gone(FakeFleet):
+        def send(self, *args: Any) -> None:
+            raise node.RunOver
+
+    found._answer(Gone([]), 1, 60.0, Parcel.of(foreign))  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["request", "not delivered"]
+    assert lines[1]["reason"] == "the run was over"

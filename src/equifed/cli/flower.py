@@ -68,25 +68,21 @@ def _run_here(
 ) -> int:
     """Start a SuperLink and nodes, run an app or go on with an ``earlier`` run, stop everything."""
     from equifed.flower.rehearsal import sign_more_rounds, sign_run
-    from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
-    from equifed.training.play_round import TrainingError
+    from equifed.flower.trial.deploy import CONNECTION, Deployment
 
     # A polite kill must clean up as well; the default would leave the processes behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="equifed-up-") as temporary:
         place = keep or Path(temporary)
         configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
-        try:
-            with Deployment(place, configs, app=folder, signed=True) as deployment:
-                typer.echo(f"SuperLink and {count} nodes are up ({place}).", err=True)
-                if earlier is None:
-                    plan, _ = sign_run(folder, settings, deployment.operator, None)
-                else:
-                    plan = sign_more_rounds(folder, earlier, settings, deployment.operator)
-                plans = [*settings, f'plan="{plan}"']
-                return _follow(folder, CONNECTION, plans, deployment.env)
-        except DeployError as error:
-            raise TrainingError(str(error)) from None
+        with Deployment(place, configs, app=folder, signed=True) as deployment:
+            typer.echo(f"SuperLink and {count} nodes are up ({place}).", err=True)
+            if earlier is None:
+                plan, _ = sign_run(folder, settings, deployment.operator, None)
+            else:
+                plan = sign_more_rounds(folder, earlier, settings, deployment.operator)
+            plans = [*settings, f'plan="{plan}"']
+            return _follow(folder, CONNECTION, plans, deployment.env)
 
 
 def _follow(

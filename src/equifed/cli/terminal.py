@@ -162,7 +162,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"{error.filename}: {what}.", BAD_INPUT
     of_flower = type(error).__module__.startswith("equifed.flower.")
     if of_flower or isinstance(error, ValueError | RunFolderError | OSError):
-        return str(error), BAD_INPUT
+        return str(error), getattr(error, "exit_code", BAD_INPUT)
     unexpected = f"{type(error).__name__}: {error}"
     if own := _find_own_line(error):
         return f"{unexpected}\n{own}\nEQUIFED_TRACEBACK=1 shows the rest.", FAILED

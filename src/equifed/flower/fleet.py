@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -239,7 +240,9 @@ def _read_code(error: Exception) -> int | None:
 
 
 class AuditError(OSError):
-    """The audit log cannot be written, so the node ends."""
+    """The audit log cannot be written, so the node ends; it may be started again."""
+
+    exit_code = 1
 
 
 class Audit:
@@ -256,13 +259,14 @@ class Audit:
     def write(self, event: str, **told: Any) -> None:
         """Write one line, at once and whole."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = {"time": now, "site": self.site, "event": event, **told}
+        content = json.dumps({"time": now, "site": self.site, "event": event, **told}).encode()
         try:
-            os.write(self._file, json.dumps(line).encode() + b"\n")
+            if os.write(self._file, content + b"\n") <= len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise AuditError(
                 f"The audit log {self.path} cannot be written ({error.strerror}); a node that "
-                "cannot record what it sends sends nothing."
+                "cannot record what it sends sends nothing. Make room, and start it again."
             ) from error
 
     def close(self) -> None:

@@ -141,29 +141,29 @@ class Node:
             idle = time.monotonic()
 
     def _answer(self, fleet: Fleet, run: int, seconds: float, parcel: Parcel) -> None:
-        """Answer one request, and write down what came of it."""
-        began = time.monotonic()
+        """Answer one request; what leaves is written down before it does."""
+        began, leaves = time.monotonic(), None
         told: dict[str, Any] = {"flower_run": str(run), "bytes_in": parcel.count_bytes()}
         try:
             set_identity(run, fleet.node_id)
-            message = parcel.open()
-            what, reply = self._do(run, fleet.node_id, seconds, parcel, message)
+            what, reply = self._do(run, fleet.node_id, seconds, parcel, parcel.open())
             told |= what
             leaves = reply.open()
-            told |= describe_reply(leaves)
-            told["bytes_out"] = reply.count_bytes()
-            fleet.send(reply, leaves, time.monotonic() - began)
-        except RunOver:
-            told["error"] = "the run was over before the answer was taken"
-        except FleetError:
-            told["error"] = "the answer could not be delivered"
-            raise
+            told |= describe_reply(leaves) | {"bytes_out": reply.count_bytes()}
         except Exception as error:
             log.exception("equifed: a request could not be answered")
             told["error"] = f"not answered ({type(error).__name__})"
-        finally:
-            took = round(time.monotonic() - began, 4)
-            self.audit.write("request", **told, seconds=took)
+        took = time.monotonic() - began
+        self.audit.write("request", **told, seconds=round(took, 4))
+        if leaves is None:
+            return
+        try:
+            fleet.send(reply, leaves, took)
+        except Exception as error:
+            reason = "the run was over" if isinstance(error, RunOver) else type(error).__name__
+            self.audit.write("not delivered", tag=told.get("tag"), reason=reason)
+            if isinstance(error, FleetError):
+                raise
 
     def _do(
         self, run: int, node: int, seconds: float, parcel: Parcel, message: Message

@@ -33,6 +33,8 @@ Process = subprocess.Popen[bytes]
 class DeployError(RuntimeError):
     """A process of the deployment did not start; says which, and where its log is."""
 
+    exit_code = 1
+
 
 class Deployment:
     """A local SuperLink with nodes; use it in a ``with`` statement.
@@ -42,6 +44,8 @@ class Deployment:
     stock SuperNodes, which run what a run brings along. With a ``database`` the SuperLink survives
     a restart. If it is ``signed``, nodes answer the runs of its own operator's key alone.
     """
+
+    host = HOST
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class Deployment:
         """Write keys and configuration, start the SuperLink, register and start the nodes."""
         for name in ("home", "logs", "memory", "keys"):
             (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        make_certificates(self.keys, [HOST, "localhost"])
+        make_certificates(self.keys, [self.host, "localhost"])
         if self.signed:
             if not self.operator.exists():
                 make_key(self.keys, "operator")
@@ -85,7 +89,7 @@ class Deployment:
             (self.keys / "policy.toml").write_text(f'operators = ["{told}"]\n')
         (self.folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "{HOST}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
+            f'address = "{self.host}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
         )
         self.start_superlink()
         for i in range(len(self.nodes)):
@@ -99,12 +103,12 @@ class Deployment:
         trust = ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
         trust += ["--ssl-certfile", str(self.keys / "server.pem")]
         trust += ["--ssl-keyfile", str(self.keys / "server.key")]
-        where = ["--host", HOST, "--port", str(self.port)]
+        where = ["--host", self.host, "--port", str(self.port)]
         state = ["--database", str(self.folder / "state.db")] if self.database else []
         offline = "--disable-runtime-dependency-installation"
         command = [find_script("flower-superlink"), *trust, *where, *state, offline]
         self.superlink = self._spawn("superlink", command)
-        self._wait("superlink", self.superlink, lambda: is_reachable(HOST, self.port), 60)
+        self._wait("superlink", self.superlink, lambda: is_reachable(self.host, self.port), 60)
 
     def register(self, i: int) -> None:
         """Make a key for a node and tell the SuperLink that it may take part."""
@@ -120,7 +124,7 @@ class Deployment:
         """
         policy = {"policy": str(self.keys / "policy.toml")} if self.signed else {}
         own = ["--node-config", format_settings({**policy, **self.nodes[i]})]
-        own += ["--superlink", f"{HOST}:{port or self.port}"]
+        own += ["--superlink", f"{self.host}:{port or self.port}"]
         own += ["--root-certificates", str(self.keys / "ca.pem")]
         own += ["--auth-supernode-private-key" if stock else "--node-key"]
         own += [str(key or self.keys / f"node{i}.key")]
