@@ -46,6 +46,7 @@ class Trial:
         edit: Any = None,
         stock: bool = False,
         database: bool = True,
+        kind: type[Deployment] = Deployment,
     ) -> None:
         self.root, self.nodes, self.rounds, self.out = root, nodes, rounds, root / "run"
         package = write_app(root / "trial-app", data=data)
@@ -53,7 +54,7 @@ class Trial:
         text = self.toml.read_text().replace("every = 5", "splits = []")
         self.toml.write_text(edit(text) if edit else text)
         configs = [{"partition-id": i} for i in range(nodes)]
-        self.deployment = Deployment(
+        self.deployment = kind(
             root / "up",
             configs,
             app=None if stock else root / "trial-app",

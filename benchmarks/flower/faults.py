@@ -27,6 +27,7 @@ from benchmarks.flower.damage import (
     wait_for_nodes,
     words,
 )
+from benchmarks.flower.elsewhere import part_hosts, shift_clocks
 from benchmarks.flower.process_faults import (
     kill_node,
     kill_server_app,
@@ -36,6 +37,7 @@ from benchmarks.flower.process_faults import (
 )
 from benchmarks.flower.site_faults import (
     come_late,
+    fill_disks,
     give_wrong_data,
     install_another_version,
     share_name,
@@ -167,9 +169,12 @@ FAULTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "unregistered-key": refuse_keys,
     "certificates": expire_certificate,
     "wrong-data": give_wrong_data,
+    "full-disks": fill_disks,
     "another-version": install_another_version,
     "same-name": share_name,
     "late-joiner": come_late,
+    "clocks": shift_clocks,
+    "hosts": part_hosts,
 }
 
 

@@ -1,8 +1,11 @@
-"""Faults of sites: other columns, units, classes, kinds, versions, names, and who comes late."""
+"""Faults of sites: wrong files, full disks, other versions, names twice, and who comes late."""
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from equifed.flower.trial.deploy import Deployment
 AGREED = """target = "ill"
 class_names = ["no", "yes"]
 units = { chol = "mg/dl" }
+time = "day"
+holdout = { test = 0.2 }
+prepare = { unknown = "error" }
 """
 SITE = """name = "{name}"
 data = "{name}.csv"
@@ -26,6 +32,9 @@ WRONG = {
     "units": "south: column 'chol' is in 'mmol/l', agreed is 'mg/dl'",
     "classes": "south has the label 'ja'",
     "dtype": "south: column 'chol' holds texts, north: numbers",
+    "missing": "south: data: its table has no column 'ill'; [columns] in site.toml says",
+    "headless": "does the file begin with a line of column names?",
+    "category": "south: data: its column 'ward' has a category that no training row has",
     "nothing": "",
 }
 """What is wrong at the second site, and what the operator is to read."""
@@ -47,10 +56,15 @@ def write_site(root: Path, name: str, wrong: str = "nothing") -> None:
         columns = {"age": age, "thalach": thalach, "chol": chol}
     if wrong == "dtype":
         columns["chol"] = np.where(chol > 240, "high", "low")
-    columns["ill"] = np.array(words)[ill]
+    wards = ["a", "b"] * 30
+    if wrong == "category":  # in the last rows, which are those of the test
+        wards[-4:] = ["secret"] * 4
+    columns |= {"ward": wards, "day": range(60), "ill": np.array(words)[ill]}
+    if wrong == "missing":
+        del columns["ill"]
     rows = zip(*columns.values(), strict=True)
-    text = "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)])
-    (root / f"{name}.csv").write_text(text + "\n")
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
+    (root / f"{name}.csv").write_text("\n".join(lines[wrong == "headless" :]) + "\n")
     unit = "mmol/l" if wrong == "units" else "mg/dl"
     (root / f"{name}.toml").write_text(SITE.format(name=name, unit=unit))
 
@@ -77,9 +91,62 @@ def give_wrong_data(root: Path) -> dict[str, Any]:
             settings = {"clients": 2, "rounds": 1, "out": str(root / wrong)}
             code, lines = Follower(deployment, root / "trial-app", **settings).end()
             right = expected in lines[-1] and code == (1 if expected else 0)
+            right = right and not any(value in " ".join(lines) for value in list_values(root))
             told[wrong] = {"operator": lines[-1:], "exit": code, "good": right}
     good = all(case["good"] for case in told.values())
     return {**told, "exit": [case["exit"] for case in told.values()], "good": good}
+
+
+def list_values(root: Path) -> list[str]:
+    """Return the numbers of the second site, and its secret: nobody else may read them."""
+    lines = (root / "south.csv").read_text().splitlines()[1:]
+    return ["secret", *(cell for line in lines for cell in line.split(",") if "." in cell)]
+
+
+@contextlib.contextmanager
+def tiny_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Mount a disk of so many bytes in memory (Linux, root)."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill_disks(root: Path) -> dict[str, Any]:
+    """Give no space to a site's memory, to its audit log, and to the run folder of the server."""
+    deployment, disk = start_sites(root, ("north", "south")), root / "disk"
+    told: dict[str, Any] = {}
+
+    def follow(case: str, out: Path | str, words: str) -> None:
+        settings = {"clients": 2, "rounds": 1, "timeout": 60.0, "out": str(out)}
+        code, lines = Follower(deployment, root / "trial-app", **settings).end()
+        right = words in lines[-1] and code == (1 if words else 0)
+        told[case] = {"operator": lines[-1:], "exit": code, "good": right}
+
+    with tiny_disk(disk, "1M"):
+        deployment.nodes[1]["memory"] = str(disk / "memory")
+        with deployment:
+            fill(disk)
+            follow("site", root / "run", "south: failed: no space is left on the disk")
+            (disk / "filling").unlink()
+            (disk / "out").mkdir()
+            fill(disk)
+            follow("server", disk / "out" / "run", "no space is left on the server's disk")
+            (disk / "filling").unlink()
+            follow("then", "", "")
+    return {**told, "good": all(case["good"] for case in told.values())}
+
+
+def fill(disk: Path) -> None:
+    """Fill a disk."""
+    with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    with contextlib.suppress(OSError), (disk / "filling").open("ab", buffering=0) as file:
+        while file.write(b"0"):
+            pass
 
 
 def share_name(root: Path) -> dict[str, Any]:
@@ -89,7 +156,7 @@ def share_name(root: Path) -> dict[str, Any]:
     with deployment:
         settings = {"clients": 2, "rounds": 1, "out": str(root / "run")}
         code, lines = Follower(deployment, root / "trial-app", **settings).end()
-    good = code == 1 and "Two nodes call themselves 'north'" in lines[-1]
+    good = code == 1 and "Two nodes have the name 'north'" in lines[-1]
     return {"operator": lines[-1:], "exit": code, "good": good}
 
 
