@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +24,6 @@ UNKNOWN = "unknown"
 """Status of a run when no SuperLink answers."""
 
 ADVICE = {
-    r"certificate has expired": "The SuperLink's certificate has expired; its owner must renew it.",
-    r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSL": (
-        "The SuperLink's certificate is not trusted: compare root-certificates of the connection "
-        "with the authority that issued it (equifed flower doctor says which of the two it is)."
-    ),
     r"ConnectError|Connection refused|UNAVAILABLE|unavailable|timed? ?out": (
         "The SuperLink cannot be reached: is it running, and is the address of the connection "
         "right?"
@@ -141,20 +139,36 @@ def submit(folder: Path, connection: str, settings: Sequence[str], env: Mapping[
     told = call_flwr(words, env).stdout
     found = re.search(r'"run-id":\s*"?(\w+)', told)
     if not found:
-        raise SubmitError(f"The run did not start: {explain(told)}")
+        raise SubmitError(f"The run did not start: {explain(told, _find_cause(connection, env))}")
     return found.group(1)
 
 
-def explain(text: str) -> str:
-    """Return what Flower said, shortened, with advice that fits it.
+def _find_cause(connection: str, env: Mapping[str, str]) -> str:
+    """Say why a connection's SuperLink is not reached, of which Flower says that alone."""
+    from equifed.flower.trial.doctor import check_superlink
+
+    home = Path(env.get("FLWR_HOME") or Path.home() / ".flwr")
+    try:
+        table = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
+        told = table["superlink"][connection]
+        found = check_superlink(str(told["address"]), Path(str(told["root-certificates"])))
+    except (OSError, ValueError, KeyError, TypeError):  # Flower has said so, or has its defaults
+        return ""
+    return "" if found.good else f"Its cause: {found.text}."
+
+
+def explain(text: str, cause: str = "") -> str:
+    """Return what Flower said, shortened, with its cause or else with advice that fits it.
 
     >>> explain("x" * 9 + " Connection refused").endswith("is the address of the connection right?")
     True
     """
     plain = _plain(text).strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        plain = str(json.loads(plain)["error-message"])
     told = " ".join(plain.split())[-600:]
     fitting = [advice for pattern, advice in ADVICE.items() if re.search(pattern, plain)]
-    return " ".join([told or "Flower said nothing.", *fitting[:1]])
+    return " ".join([told or "Flower said nothing.", *([cause] if cause else fitting[:1])])
 
 
 def call_flwr(

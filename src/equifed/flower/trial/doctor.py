@@ -55,7 +55,7 @@ def examine(
         problems = [Finding(False, problem) for problem in find_key_problems(node_key)]
         yield from problems or [Finding(True, f"{node_key} is a key that Flower takes")]
     if superlink is not None:
-        reached = _check_superlink(superlink, root_certificates)
+        reached = check_superlink(superlink, root_certificates)
         yield reached
         if reached.good and node_key is not None and root_certificates is not None:
             yield _check_registration(superlink, root_certificates, node_key)
@@ -106,7 +106,8 @@ def _check_app(app: Path) -> Iterator[Finding]:
             yield Finding(True, f"{path}: {config.algorithm['name']}, {config.rounds} rounds")
 
 
-def _check_superlink(superlink: str, root_certificates: Path | None) -> Finding:
+def check_superlink(superlink: str, root_certificates: Path | None) -> Finding:
+    """Check that somebody answers there, with a certificate that is trusted."""
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdigit():
         return Finding(False, f"--superlink is HOST:PORT, got {superlink!r}")
