@@ -120,7 +120,7 @@ def fill_disks(root: Path) -> dict[str, Any]:
     told: dict[str, Any] = {}
 
     def follow(case: str, out: Path | str, words: str) -> None:
-        settings = {"clients": 2, "rounds": 1, "timeout": 60.0, "out": str(out)}
+        settings = {"clients": 2, "rounds": 1, "timeout": 60.0, "wait": 60.0, "out": str(out)}
         code, lines = Follower(deployment, root / "trial-app", **settings).end()
         right = words in lines[-1] and code == (1 if words else 0)
         told[case] = {"operator": lines[-1:], "exit": code, "good": right}
