@@ -132,10 +132,11 @@ def refuse_keys(root: Path) -> dict[str, Any]:
 
 def expire_certificate(root: Path) -> dict[str, Any]:
     """Give the SuperLink an expired certificate, then one of another authority."""
-    told = {}
-    for name, days, other in (("expired", -1.0, False), ("another authority", 30.0, True)):
-        place = root / name.replace(" ", "-")
-        deployment = Deployment(place, [{"partition-id": 0}], app=start(place).root / "trial-app")
+    told: dict[str, Any] = {}
+    for name, days, other in (("expired", -1.0, False), ("other", 30.0, True)):
+        place = root / name
+        app = start(place).root / "trial-app"
+        deployment = Deployment(place, [{"partition-id": 0}], app=app)
         for folder in ("home", "logs", "memory", "keys"):
             (deployment.folder / folder).mkdir(parents=True, exist_ok=True)
         keys = deployment.folder / "keys"
@@ -150,13 +151,17 @@ def expire_certificate(root: Path) -> dict[str, Any]:
             said = wait_for_line(deployment, "node0", "certificate of")
             superlink = f"127.0.0.1:{deployment.port}"
             looked = [f.text for f in examine(None, superlink, keys / "ca.pem") if not f.good]
+            code, lines = Follower(deployment, app).end()
             told[name] = {"node": said, "doctor": [t for t in looked if "certificate" in t]}
+            told[name] |= {"operator": lines[-1:], "exit": code}
         finally:
             deployment.stop()
-    good = "has expired" in told["expired"]["node"] and any(
-        "another authority" in text for text in told["another authority"]["doctor"]
+    good = all(
+        any(words in line for line in [*case["doctor"], ""]) and words in case["operator"][0]
+        for words, case in (("has expired", told["expired"]), ("another authority", told["other"]))
     )
-    return {**told, "exit": None, "good": good}
+    good = good and "has expired" in told["expired"]["node"]
+    return {**told, "exit": [case["exit"] for case in told.values()], "good": good}
 
 
 FAULTS: dict[str, Callable[[Path], dict[str, Any]]] = {

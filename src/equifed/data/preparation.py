@@ -245,7 +245,8 @@ class CategoryColumn:
                     f"{'nothing' if texts[k] is None else repr(texts[k])}, which is none of the "
                     f"categories {', '.join(self.categories[:12])}; correct it, or fit with "
                     "unknown='other'.",
-                    f"its column {self.name!r:.60} has a category that no training row has",
+                    f"its column {self.name!r:.60} has a category that no training row has; "
+                    "correct it there, or agree on unknown = 'other' in prepare",
                 )
         marks = [*([new] if self.other else []), *([gaps] if self.indicator else [])]
         hot = one_hot([t if t in known else "" for t in texts], self.categories)

@@ -164,7 +164,7 @@ class Fleet:
             if status == httpx.codes.UNAUTHORIZED:
                 return (
                     f"{self.address} does not accept this node's signature: compare the clocks of "
-                    "both machines"
+                    "both machines (this one's may be 5 s ahead, or 5 minutes behind)"
                 )
             return f"{self.address} refuses this node (HTTP {status}, code {code})"
         return f"{self.address} cannot be used ({type(error).__name__})"

@@ -340,7 +340,7 @@ def _explain_start(
         f"hello ({', '.join(h.name for h in said.values()) or 'none'}). "
         + ("; ".join(problems[:5]) + ". " if problems else "")
         + advice
-    )
+    ).replace("?. ", "? ")
 
 
 def sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:

@@ -87,10 +87,6 @@ class Deployment:
                 make_key(self.keys, "operator")
             told = (self.keys / "operator.pub").read_text().strip()
             (self.keys / "policy.toml").write_text(f'operators = ["{told}"]\n')
-        (self.folder / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "{self.host}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
-        )
         self.start_superlink()
         for i in range(len(self.nodes)):
             self.register(i)
@@ -100,6 +96,10 @@ class Deployment:
 
     def start_superlink(self) -> None:
         """Start the SuperLink, again if it was killed; its state is in ``state.db``."""
+        (self.folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{self.host}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
+        )
         trust = ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
         trust += ["--ssl-certfile", str(self.keys / "server.pem")]
         trust += ["--ssl-keyfile", str(self.keys / "server.key")]
