@@ -116,7 +116,7 @@ def tiny_disk(folder: Path, size: str) -> Iterator[Path]:
 
 def fill_disks(root: Path) -> dict[str, Any]:
     """Give no space to a site's memory, to its audit log, and to the run folder of the server."""
-    deployment, disk = start_sites(root, ("north", "south")), root / "disk"
+    deployment = start_sites(root, ("north", "south"))
     told: dict[str, Any] = {}
 
     def follow(case: str, out: Path | str, words: str) -> None:
@@ -125,16 +125,14 @@ def fill_disks(root: Path) -> dict[str, Any]:
         right = words in lines[-1] and code == (1 if words else 0)
         told[case] = {"operator": lines[-1:], "exit": code, "good": right}
 
-    with tiny_disk(disk, "1M"):
-        deployment.nodes[1]["memory"] = str(disk / "memory")
+    with tiny_disk(root / "site", "1M") as site, tiny_disk(root / "server", "64k") as server:
+        deployment.nodes[1]["memory"] = str(site / "memory")
         with deployment:
-            fill(disk)
+            fill(site)
             follow("site", root / "run", "south: failed: no space is left on the disk")
-            (disk / "filling").unlink()
-            (disk / "out").mkdir()
-            fill(disk)
-            follow("server", disk / "out" / "run", "no space is left on the server's disk")
-            (disk / "filling").unlink()
+            (site / "filling").unlink()
+            fill(server)
+            follow("server", server / "run", "no space is left on the server's disk")
             follow("then", "", "")
     return {**told, "good": all(case["good"] for case in told.values())}
 
