@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -413,7 +414,7 @@ def clean(
     found = [one for one in find_memories(root) if one.days >= days]
     for one in found:
         if yes:
-            one.delete()
+            shutil.rmtree(one.folder)
         size = f"{one.bytes / 1e6:.1f} MB, rested {one.days:.0f} days"
         typer.echo(f"{'deleted' if yes else 'would delete'} {one.folder} ({size})")
     left = "" if yes or not found else "; add --yes to delete them"

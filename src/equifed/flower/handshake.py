@@ -166,10 +166,8 @@ def check_versions(hellos: Sequence[Hello]) -> None:
 
 def check_schemas(hellos: Sequence[Hello]) -> None:
     """Refuse clients whose data are of another kind than the first one's."""
-    for other in hellos[1:]:
-        told = describe_difference(hellos[0], other)
-        if told:
-            raise StartError(told)
+    for told in filter(None, (describe_difference(hellos[0], other) for other in hellos[1:])):
+        raise StartError(told)
 
 
 def check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
@@ -185,8 +183,7 @@ def check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
 def describe_difference(first: Hello, other: Hello) -> str:
     """Say where the data of two clients differ, and what to do; nothing if they do not."""
     a, b = first.schema.to_dict(), other.schema.to_dict()
-    unlike = first.schema.compare_samples(other.schema, first.name, other.name)
-    if unlike:
+    if unlike := first.schema.compare_samples(other.schema, first.name, other.name):
         return unlike
     if a["names"] and b["names"] and a["names"] != b["names"]:
         return (

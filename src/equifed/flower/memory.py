@@ -12,12 +12,10 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,17 +162,12 @@ class Memory:
         write_private(path, content, sync)
 
 
-@dataclass(frozen=True)
-class KeptMemory:
+class KeptMemory(NamedTuple):
     """What is left of one run on this machine: its folder, its size, and how long it rested."""
 
     folder: Path
     bytes: int
     days: float
-
-    def delete(self) -> None:
-        """Delete it."""
-        shutil.rmtree(self.folder)
 
 
 def find_memories(root: Path) -> list[KeptMemory]:
