@@ -15,6 +15,7 @@ simulator's, or, for the large model, if our nodes are slower than stock ones.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -97,8 +98,10 @@ def read_memory(deployment: Deployment) -> dict[str, float]:
     """
 
     def read(pid: int) -> float:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return float(text.partition("\nPss:")[2].split()[0]) / 1024
+        with contextlib.suppress(OSError):  # ended since: a stock node's process of one message
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            return float(text.partition("\nPss:")[2].split()[0]) / 1024
+        return 0.0
 
     assert deployment.superlink is not None
     nodes = [node.pid for node in deployment.supernodes.values()]
@@ -117,8 +120,10 @@ def read_cpu_seconds(deployment: Deployment) -> dict[str, float]:
     """
 
     def read(pid: int) -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
 
     assert deployment.superlink is not None
     first = {node.pid for node in deployment.supernodes.values()}
