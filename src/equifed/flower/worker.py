@@ -213,13 +213,12 @@ class Worker:
         work = LocalWork.from_dict(self.args["work"]).work(scale=self._metric())
         self.policy.check_work(work, len(self.federation.train))
         slope, control = self.args["slope"], self._control()
-        target = None if control is None else self._sent("target")
         moved = self.engine.local_steps(
             self._sent("x"),
             work,
             self._stream(),
             control=control,
-            target=target,
+            target=None if control is None else self._sent("target"),
             slopes=None if slope is None else np.array([float(slope)]),
         )
         if self.account is not None and moved.displacement is not None:
