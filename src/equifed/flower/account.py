@@ -270,6 +270,7 @@ class Account:
         record = self.memory.read_record("account")
         before = json.dumps(record)
         self._refuse_other_place(request, record)
+        self._refuse_other_candidate(request, record)
         for question in list_questions(request, self.memory):
             self._check(question, request)
             told += self._count(question, record)
@@ -293,6 +294,24 @@ class Account:
                 raise Refused(f"a request of round {scope} is said to be of {args['round']}")
         if args.get("start", [self.plan.seed, "initial"]) != [self.plan.seed, "initial"]:
             raise Refused("own parts are drawn by another seed than the plan's")
+
+    def _refuse_other_candidate(self, request: Request, record: dict[str, Any]) -> None:
+        """Refuse a candidate that a fit has not, and test rows before the others are done with."""
+        told, fit = request.args.get("candidate"), self.plan.fit
+        if told is None and (not fit or request.op == "prepare"):
+            return
+        if not fit or told is None:
+            raise Refused(f"the plan {'names candidates' if fit else 'has no candidates'}")
+        if told["l2"] not in fit["l2"] or told["own_l2"] not in (None, *fit["own_l2"]):
+            raise Refused(f"the plan has no candidate with {told!r:.80}")
+        splits = request.args.get("splits", [])
+        if any((split == "test") != bool(told["whole"]) for split in splits):
+            raise Refused(
+                "test rows are measured after the choice alone, validation rows before it"
+            )
+        if record.get("chosen") and not told["whole"]:
+            raise Refused("a candidate was chosen, and others are not solved after that")
+        record["chosen"] = bool(told["whole"])
 
     def _refuse_clear(self, request: Request) -> None:
         """Refuse to show a vector or a single row's answer where the plan shows sums alone."""

@@ -26,6 +26,7 @@ from equifed.flower.app_config import (
     describe_run,
     read_model,
 )
+from equifed.flower.fit import SiteTrials, check_sites, describe_choice, prepare_fit
 from equifed.flower.handshake import StartError
 from equifed.flower.mailbox import say
 from equifed.flower.members import Members, gather
@@ -78,9 +79,15 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
     kept = Kept(Path(settings.out)) if settings.resume else None
     if kept is not None:
         config, settings = kept.apply(config, settings)
-    settings = replace(settings, rounds=settings.rounds or config.rounds)
+    settings = replace(settings, rounds=settings.count_rounds(config))
+    if settings.do == "fit":
+        settings = prepare_fit(settings, config)
     clients = join(grid, config, settings, kept)
+    if settings.do == "fit":
+        check_sites(clients.members)
     folder = _open_folder(settings, config, clients.members)
+    if settings.do == "fit":
+        return _fit(clients, config, settings, folder)
     history = train(
         config.build_algorithm(clients.members.sizes.tolist()),
         clients,
@@ -102,6 +109,20 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         _deliver(clients, config, history)
     say(json.dumps(history.summary()))
     return history
+
+
+def _fit(
+    clients: FlowerClients, config: AppConfig, settings: FederationSettings,
+    folder: RunFolder | None,
+) -> History:  # fmt: skip
+    """Choose among candidates, and deliver the chosen one."""
+    served, sites = SiteTrials(clients, config, settings, folder).choose()
+    if settings.deliver:
+        _deliver(sites, describe_choice(config, settings, served), served.history)
+    for line in str(served).splitlines():
+        say(line)
+    say(json.dumps(served.to_dict()))
+    return served.history
 
 
 def join(

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from torch import nn
 
@@ -53,6 +53,10 @@ from equifed.runs.schema import (
 from equifed.training.final_model import GiveOut, StopWhen
 from equifed.training.history import History
 from equifed.training.tables import PREPARATION
+
+Do = Literal["train", "fit", "evaluate", "statistics"]
+FIT_ROUNDS = 600
+"""Rounds of all candidates of a fit together, where nothing is said."""
 
 KNOWN = ("rounds", "seed", "give_out", "model", "algorithm", "evaluate", "stop", "guard")
 """Settings and tables of a run that an app has, too, beside its data."""
@@ -209,7 +213,7 @@ class FederationSettings:
     out: str = ""  # run folder on the server
     resume: bool = False  # go on with the run in ``out``
     changes: tuple[str, ...] = ()  # settings that are not those of the resumed run
-    do: Literal["train", "evaluate", "statistics"] = "train"  # evaluate: the model of ``start``
+    do: Do = "train"  # evaluate: the model of ``start``; fit: what equifed.fit does, at the sites
     deliver: bool = False  # whether sites get the model, its card and their own page at the end
     start: str = ""  # folder of a complete run, whose model and preparation this one starts from
     plan: str = ""  # the signed plan of the run, as ``equifed flower run`` writes it
@@ -219,13 +223,13 @@ class FederationSettings:
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}.")
         check_privacy(self.privacy)
-        if self.privacy != "none" and self.clients < 3 and self.do == "train":
+        if self.privacy != "none" and self.clients < 3 and self.do in ("train", "fit"):
             raise ValueError(
                 "Hidden sums need at least three clients: with two, each could work out the "
                 "other's values."
             )
-        if self.do not in ("train", "evaluate", "statistics"):
-            raise ValueError(f"do must be 'train', 'evaluate' or 'statistics', got {self.do!r}.")
+        if self.do not in get_args(Do):
+            raise ValueError(f"do must be one of {', '.join(get_args(Do))}; got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
         if self.start and self.start == self.out and not self.resume:
@@ -234,6 +238,10 @@ class FederationSettings:
             )
         if self.do == "evaluate" and not self.start:
             raise ValueError("do = 'evaluate' needs 'start', the folder of a complete run.")
+
+    def count_rounds(self, config: AppConfig) -> int:
+        """Return how many rounds there are at most; those of a fit are not those of a training."""
+        return self.rounds or (FIT_ROUNDS if self.do == "fit" else config.rounds)
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> FederationSettings:
@@ -314,6 +322,7 @@ def describe_run(
     first = members.hellos[0]
     return {
         "run": members.run,
+        "do": settings.do,
         "plan": members.told["plan"],
         "privacy": settings.privacy,
         "rounds": settings.rounds,
@@ -373,6 +382,7 @@ class Kept:
         rounds, start = settings.rounds or int(self.told["rounds"]), self.told.get("start") or ""
         waiting = replace(self.deadlines, **waits)
         now = replace(settings, **same, rounds=rounds, start=start, deadlines=waiting)
+        now = replace(now, do=self.told.get("do", "train"))
         said = config.to_dict() | {k: getattr(settings, k) for k in same} | vars(settings.deadlines)
         for key, value in (kept.to_dict() | same | vars(waiting)).items():
             if key != "rounds" and said.get(key) != value:

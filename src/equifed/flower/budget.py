@@ -117,6 +117,12 @@ class Budget:
 def count(plan: Plan, rows: int) -> Planned:
     """Return how often a plan asks a site with so many rows, or raise :class:`Refused`."""
     found, q = Counter[str](), 1.0
+    if plan.fit:
+        raise Refused(
+            "this site answers under a privacy budget, and a fit compares losses of validation "
+            "rows, which it does not tell with noise. Train one model (do = 'train'), or choose on "
+            "rows at one place with equifed.fit(privacy=...)"
+        )
     if plan.evaluations:
         refuse("metrics")
     for name, step in plan.steps.items():

@@ -68,6 +68,7 @@ class Messenger:
         self._tries: dict[str, int] = {}
         self._rounds = [0]  # the one of the last requests; all subsets share it
         self.common: dict[str, Any] = {}  # what every request says
+        self.before = 0  # rounds of this run that were played for other candidates
 
     @property
     def round(self) -> int:
@@ -105,14 +106,17 @@ class Messenger:
         self, op: str, stream: Stream, args: dict[str, Any], arrays: Sent
     ) -> Requests:
         """Return one tagged request for each client that takes part."""
-        where = "/".join(str(word) for word in stream.address) or op
+        address = stream.address
+        if find_round(address):
+            address = ("round", find_round(address) + self.before, *address[2:])
+        where = "/".join(str(word) for word in address) or op
         tries = self._tries.get(where, 0)
         self._tries[where] = tries + 1
         self._rounds[0] = max(self._rounds[0], find_round(stream.address))
         common = {
             "seed": stream.seed,
-            "address": list(stream.address),
-            "round": find_round(stream.address),
+            "address": list(address),
+            "round": find_round(address),
         }
         run, tag = self.members.run, f"{where}#{tries}"
         requests = {}
@@ -154,7 +158,8 @@ class Messenger:
         """Return what a sum over these clients at model x is to the ledger."""
         row = np.zeros(len(self.members.names))
         row[self.index] = weights
-        return Sum(kind, digest_tensor(x), self.round, row)
+        about = str(self.common.get("candidate", ""))
+        return Sum(kind, digest_tensor(x), self.round + self.before, row, about)
 
     def open_sum(
         self,

@@ -23,7 +23,7 @@ from equifed.flower.budget import Refused
 from equifed.flower.memory import Memory
 from equifed.flower.secure.masking import Identity
 from equifed.flower.site import Policy, SiteData
-from equifed.flower.task import OneClient, Task
+from equifed.flower.task import Candidate, OneClient, Task
 
 log = logging.getLogger("equifed")
 
@@ -48,7 +48,7 @@ class Client:
     identity: Identity = field(default_factory=Identity)
     results: Path | None = None
     _prepared: tuple[str, Federation] | None = None
-    _engine: tuple[Federation, int, OneClient] | None = None
+    _engine: tuple[tuple[int, int, Candidate | None], Federation, OneClient] | None = None
     _first: float | None = None
 
     @property
@@ -85,12 +85,15 @@ class Client:
             self._prepared = key, made
         return self._prepared[1]
 
-    def build_engine(self, federation: Federation, position: int) -> OneClient:
+    def build_engine(
+        self, federation: Federation, position: int, candidate: Candidate | None = None
+    ) -> OneClient:
         """Return the engine for a position in the federation."""
-        kept = self._engine
-        if kept is None or kept[0] is not federation or kept[1] != position:
-            kept = federation, position, self.task.build_engine(federation, position)
-            self._engine = kept
+        key, kept, task, rows = (id(federation), position, candidate), self._engine, self.task, federation
+        if kept is None or kept[0] != key:
+            if candidate is not None:
+                task, rows = candidate.task(task, federation), candidate.rows(federation)
+            kept = self._engine = key, federation, task.build_engine(rows, position)
         return kept[2]
 
     def measure_first(self, engine: OneClient, seed: int) -> float:

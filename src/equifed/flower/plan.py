@@ -48,6 +48,7 @@ class Plan:
     rounding: float = 0.0
     repeats: int = 0
     members: Mapping[str, str] = field(default_factory=dict)
+    fit: Mapping[str, Any] = field(default_factory=dict)  # strengths of the candidates of a fit
 
     @property
     def seed(self) -> int:
@@ -61,7 +62,10 @@ class Plan:
 
     def encode(self) -> bytes:
         """Return the bytes that are signed."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        told = asdict(self)
+        if not self.fit:  # as plans were written that know of none
+            del told["fit"]
+        return json.dumps(told, sort_keys=True).encode()
 
     def extends(self, other: Plan) -> bool:
         """Tell whether this plan is another one with more rounds."""

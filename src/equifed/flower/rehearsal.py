@@ -6,8 +6,9 @@ import functools
 import json
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,20 @@ from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
 from equifed.algorithms.fair_newton import FairNewton
+from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.fields import KINDS, Layout, Packed
 from equifed.flower.account import RECKONED, Question, list_questions
 from equifed.flower.app_config import AppConfig, FederationSettings, Kept, read_app_settings
+from equifed.flower.fit import (
+    LONGEST,
+    MEASURED,
+    STRENGTHS,
+    build_solver,
+    count_candidates,
+    present,
+)
 from equifed.flower.flwr_private import parse_node_config
 from equifed.flower.handshake import Hello
 from equifed.flower.mailbox import Answers, Check, Mailbox
@@ -32,10 +42,11 @@ from equifed.flower.plan import Plan, pack_plan, read_plan, sign_plan
 from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Privacy, import_from
-from equifed.flower.task import Schema, Task
+from equifed.flower.task import Candidate, Schema, Task
 from equifed.flower.wire import Request
 from equifed.flower.worker import Worker
 from equifed.models.losses import resolve_loss
+from equifed.runs.candidates import Point
 from equifed.training.keys import PublicKey, read_key_file, read_private
 from equifed.training.loop import train
 
@@ -58,7 +69,7 @@ def make_plan(
     run: str = "",
 ) -> Plan:
     """Return the plan of a run; ``members`` are the only ones that take part, if there are any."""
-    rounds = settings.rounds or config.rounds
+    rounds, fit = settings.count_rounds(config), settings.do == "fit"
     splits = choose_splits(config, settings)
     about: dict[str, Any] = {"times": 1, "models": 1}
     steps = {"deliver": about} if settings.deliver or settings.do == "evaluate" else {}
@@ -68,10 +79,15 @@ def make_plan(
         rounds = 0
     else:
         told = json.dumps(config.to_dict(), sort_keys=True)
-        steps |= _rehearse_once(told, settings.privacy, settings.clients)
+        steps |= _rehearse_once(told, settings.privacy, settings.clients, fit)
         steps["bounds"] = about
         steps |= {f"prepare {stage}": about for stage in PREPARE if config.table is not None}
     again = 0 if settings.deadlines.on_missing != "continue" else 2 + rounds // 10
+    evaluations, given = rounds // config.evaluate.every + 4, {}
+    if fit:
+        count, (l2, _, own_l2, _) = count_candidates(settings.privacy), STRENGTHS[settings.privacy]
+        evaluations, given = MEASURED * count, {"l2": [*l2], "own_l2": [*own_l2]}
+        steps = {name: _repeat(name, step, count) for name, step in steps.items()}
     return Plan(
         run or secrets.token_hex(8),
         settings.do,
@@ -80,14 +96,22 @@ def make_plan(
         settings.clients,
         rounds,
         steps,
-        0 if not splits else rounds // config.evaluate.every + 4,
+        evaluations if splits else 0,
         splits,
         find_cap(config, settings.clients),
-        settings.largest_model,
+        max(settings.largest_model, LONGEST if fit else 0.0),
         config.guard.rounding,
         again,
         {name: key.line for name, key in (members or {}).items()},
+        given,
     )
+
+
+def _repeat(name: str, step: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return a step that every candidate takes, where it belongs to no round."""
+    if not name.startswith(("once", "bounds")):
+        return step
+    return step | {key: count * step[key] for key in ("times", "models")}
 
 
 def choose_splits(config: AppConfig, settings: FederationSettings) -> tuple[str, ...]:
@@ -95,6 +119,8 @@ def choose_splits(config: AppConfig, settings: FederationSettings) -> tuple[str,
 
     Where sums are hidden training losses do not leave for the report alone.
     """
+    if settings.do == "fit":
+        return ("validation", "test")
     asked = SPLITS if settings.do == "evaluate" else config.evaluate.splits
     return tuple(s for s in asked if settings.privacy == "none" or s != "train")
 
@@ -147,8 +173,11 @@ def _unpack(array: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _rehearse_once(told: str, privacy: Privacy, clients: int) -> dict[str, dict[str, Any]]:
-    return rehearse(AppConfig.from_dict(json.loads(told)), FederationSettings(clients, privacy))
+def _rehearse_once(
+    told: str, privacy: Privacy, clients: int, fit: bool
+) -> dict[str, dict[str, Any]]:
+    settings = FederationSettings(clients, privacy, do="fit" if fit else "train")
+    return rehearse(AppConfig.from_dict(json.loads(told)), settings)
 
 
 def rehearse(config: AppConfig, settings: FederationSettings) -> dict[str, dict[str, Any]]:
@@ -171,27 +200,38 @@ def rehearse(config: AppConfig, settings: FederationSettings) -> dict[str, dict[
 def _play(
     config: AppConfig, settings: FederationSettings, federation: Federation
 ) -> dict[str, dict[str, Any]]:
+    sizes, found = federation.train.sizes.tolist(), dict[str, dict[str, Any]]()
+    if settings.do != "fit":
+        plays: list[Any] = [(config.build_algorithm(sizes), FlowerClients)]
+    else:
+        l2, rhos, own_l2, _ = STRENGTHS[settings.privacy]
+        plays = [
+            (build_solver(Point(l2[0], own, rho), settings.privacy, config.guard),
+             partial(present, Candidate(l2[0], own)))
+            for own in (None, own_l2[0]) for rho in (None, rhos[0])
+        ]  # fmt: skip
+    for algorithm, take in plays:
+        for asked in _listen(config, settings, federation, algorithm, take):
+            _count(found, asked, config)
+    return found
+
+
+def _listen(
+    config: AppConfig, settings: FederationSettings, federation: Federation,
+    algorithm: AnyAlgorithm, take: Callable[..., FlowerClients],
+) -> list[list[Question]]:  # fmt: skip
+    """Play a few rounds, and return what each client was asked."""
     task, n = config.build_task(), len(federation)
     with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
         root = Path(temporary)
         clients = [Client(federation.subset([i]), task, root) for i in range(n)]
         hidden = SecureSums() if settings.privacy == "secure" else None
-        sizes = federation.train.sizes.tolist()
-        newton = isinstance(unwrap(config.build_algorithm(sizes)), FairNewton)
+        newton = isinstance(unwrap(algorithm), FairNewton)
         noised = newton and hidden is not None  # else it cannot run, as it says then
         mailbox = _Rehearsal(clients, settings.deadlines)
-        members = _introduce(task, federation, noised)
-        train(
-            config.build_algorithm(sizes),
-            FlowerClients(mailbox, members, hidden),
-            rounds=REHEARSED,
-            seed=config.seed,
-            progress=False,
-        )
-    found: dict[str, dict[str, Any]] = {}
-    for asked in mailbox.asked.values():
-        _count(found, list(asked.values()), config)
-    return found
+        sites = take(mailbox, _introduce(task, federation, noised), hidden)
+        train(algorithm, sites, rounds=REHEARSED, seed=config.seed, progress=False)
+    return [list(asked.values()) for asked in mailbox.asked.values()]
 
 
 def _introduce(task: Task, federation: Federation, noised: bool = False) -> Members:

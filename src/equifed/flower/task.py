@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from equifed.data.fields import Layout, Packed, compare_layouts
 from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
+from equifed.models import architectures
 from equifed.models.flat import Penalise
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss, weigh_classes
 from equifed.privacy.budget import Bounds
@@ -184,6 +186,32 @@ class Task:
         told = json.dumps(shared, sort_keys=True)
         told += engine.model.digest_fixed()  # it is not sent, so it must be there already
         return hashlib.sha256(told.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A linear model of a fit, as requests name it; ``whole``: on validation rows, too."""
+
+    l2: float
+    own_l2: float | None
+    whole: bool = False
+
+    def task(self, base: Task, data: Federation) -> Task:
+        """Return model, loss and precision, as :func:`equifed.fit` has them for such data."""
+        from equifed.runs.candidates import model_for
+
+        name, loss = model_for(data)
+        own: dict[str, Any] = {"own": None if self.own_l2 is None else "bias", "own_steps": "auto"}
+        return replace(
+            base, model=partial(architectures.build, name), loss=loss, l2=self.l2, init="fresh",
+            dtype="float64", penalise="all", class_weights=None, own_l2=self.own_l2, **own,
+        )  # fmt: skip
+
+    def rows(self, data: Federation) -> Federation:
+        """Return the rows that it is solved on."""
+        from equifed.runs.candidates import pool
+
+        return pool(data) if self.whole else data
 
 
 class OneClient(LoopClients):

@@ -33,7 +33,7 @@ from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.participant import Client, Stale, find_far
 from equifed.flower.secure.masking import Masking, Signer
 from equifed.flower.site import SiteData
-from equifed.flower.task import PACKAGES, OneClient, Schema
+from equifed.flower.task import PACKAGES, Candidate, OneClient, Schema
 from equifed.flower.wire import (
     ALWAYS,
     PARTS,
@@ -59,6 +59,8 @@ class Worker:
     def __init__(self, client: Client, request: Request) -> None:
         self.client, self.request, self.args = client, request, request.args
         self.task, self.policy = client.task, client.policy
+        told = self.args.get("candidate")
+        self.candidate = None if told is None else Candidate(**told)
         self.memory = Memory(client.root, request.run, client.name)
         self.round = int(self.args.get("round", 0))
         self.account: Account | None = None
@@ -75,7 +77,8 @@ class Worker:
         if budget is not None and self.account is not None:
             given = self.account.plan, client.root, client.name
             return budget.build_engine(self.task, self.federation, *given)
-        return self.client.build_engine(self.federation, max(self.request.client, 0))
+        position = max(self.request.client, 0)
+        return self.client.build_engine(self.federation, position, self.candidate)
 
     def answer(self) -> Reply:
         """Do what the request says."""
@@ -438,7 +441,7 @@ class Worker:
         return Stream(int(self.args["seed"]), tuple(self.args["address"]))
 
     def _kind(self) -> tuple[int, str]:
-        return self.engine.model.size, self.task.dtype
+        return self.engine.model.size, str(self.engine.model.dtype)[6:]
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.as_tensor(array.copy(), device=self.engine.model.device)

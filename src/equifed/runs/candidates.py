@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ FOLDS, SHARE, ENOUGH = 5, 0.2, 10
 HALF = 0.5
 """A client may keep its own model where that has at most this share of the chosen one's loss."""
 ALONE, TRIED = "each client alone", "tried"
+Strengths: TypeAlias = tuple[tuple[float, ...], ...]
+"""Of l2, rho, own_l2, and rho beside an own part."""
 
 
 @dataclass(frozen=True)
@@ -190,15 +192,16 @@ def find_best(scores: Mapping[Point, Score]) -> dict[str, Point]:
     return dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
 
 
-def try_linear(trials: Trials) -> dict[Point, Score]:
+def try_linear(trials: Scorer, strengths: Strengths | None = None) -> dict[Point, Score]:
     """Return the scores of linear candidates: for each penalty three paths."""
     scores: dict[Point, Score] = {}
-    for l2 in L2:
-        shared = [Point(l2), *(Point(l2, rho=rho) for rho in RHOS)]
+    l2s, rhos, own_l2s, own_rhos = strengths or (L2, RHOS, OWN_L2, OWN_RHOS)
+    for l2 in l2s:
+        shared = [Point(l2), *(Point(l2, rho=rho) for rho in rhos)]
         scores |= trials.score(f"one shared model, l2 {l2:g}", shared)
-        own = trials.score(f"own bias, l2 {l2:g}", [Point(l2, v) for v in OWN_L2])
+        own = trials.score(f"own bias, l2 {l2:g}", [Point(l2, v) for v in own_l2s])
         near = min(own, key=lambda p: own[p].mean)
-        fair = [near, *(replace(near, rho=rho) for rho in OWN_RHOS)]
+        fair = [near, *(replace(near, rho=rho) for rho in own_rhos)]
         scores |= trials.score(f"own bias, fair, l2 {l2:g}", fair) | own
     return scores
 
@@ -347,6 +350,12 @@ def pool(data: Federation) -> Federation:
 
 
 # -- what is remembered -----------------------------------------------------------------------
+
+
+class Scorer(Protocol):
+    """Solves the models of a path, and measures them on held-out rows."""
+
+    def score(self, name: str, points: Sequence[Point]) -> dict[Point, Score]: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,12 +51,16 @@ class PrivacyError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """One weighted sum: of what, at which model, in which round, with which weights of all N."""
+    """One weighted sum: of what, at which model, in which round, with which weights of all N.
+
+    ``about`` tells functions apart whose vectors do not stand in for each other's.
+    """
 
     kind: str
     model: str
     round: int
     row: NDArray[np.float64]
+    about: str = ""
 
     @property
     def members(self) -> frozenset[int]:
@@ -98,7 +102,8 @@ class Ledger:
         held = [
             (s.row, total)
             for s, total in self._totals
-            if (s.kind, s.model) == (wanted.kind, wanted.model) and size in (None, total.numel())
+            if (s.kind, s.model, s.about) == (wanted.kind, wanted.model, wanted.about)
+            and size in (None, total.numel())
         ]
         if not held:
             return None
