@@ -27,7 +27,7 @@ from equifed.flower.messenger import SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Privacy
 from equifed.flower.task import Candidate
-from equifed.objectives import Average, ChiSquare
+from equifed.objectives import Average, ChiSquare, CVaR, WorstCase
 from equifed.runs.candidates import (
     BASE,
     GAP,
@@ -62,6 +62,9 @@ STRENGTHS: Mapping[Privacy, Strengths] = {
 """What is tried: where sums are hidden a candidate takes many times as many exchanges."""
 
 GAPS: Mapping[Privacy, float] = {"none": GAP, "secure": 1e-4}
+MEMBERS = 2.2
+"""No site has more than one part in so many of a hidden sum's weight: each has three members."""
+
 FAMILIES, MEASURED = 4, 4
 """Candidates that are solved again after the choice at most; measurements of one."""
 
@@ -74,9 +77,10 @@ UNKNOWN = "Whether that is beyond chance is not known here, as single rows stay 
 # -- what a plan has of it -------------------------------------------------------------------------
 
 
-def build_solver(point: Point, privacy: Privacy, guard: Guard) -> AnyAlgorithm:
+def build_solver(point: Point, privacy: Privacy, guard: Guard, sites: int) -> AnyAlgorithm:
     """Return what solves a candidate: second-order steps, or what hidden sums can carry."""
-    objective = Average() if point.rho is None else ChiSquare(point.rho)
+    base = WorstCase() if privacy == "none" else CVaR(tail=MEMBERS / sites)
+    objective = Average() if point.rho is None else ChiSquare(point.rho, base)
     if privacy == "none":
         return guard_algorithm(FairNewton(objective), guard)
     return Scaled(guard_algorithm(ScaffPD(objective), guard), columns="uncorrelated")
@@ -204,11 +208,23 @@ class SiteTrials:
             measured = {"evaluate": ["test"], "metrics": self.config.evaluate.metrics}
         privacy = self.settings.privacy
         return train(
-            build_solver(point, privacy, self.config.guard), clients, rounds=ROUNDS,
-            seed=self.config.seed, x=None if before is None else before.parameters, every=ROUNDS,
+            build_solver(point, privacy, self.config.guard, len(clients.names)), clients,
+            rounds=ROUNDS,
+            seed=self.config.seed, x=self._start(before), every=ROUNDS,
             stop=StopWhen(at_relative_gap=GAPS[privacy]), progress=False, folder=place,
             resume=resume, missing=MissingPolicy("fail"), **measured,
         )  # fmt: skip
+
+    def _start(self, before: History | None) -> dict[str, Any] | None:
+        """Return the model of the candidate before; hidden sums at one model would add up.
+
+        So there no two candidates begin at the same one.
+        """
+        if before is None or before.parameters is None:
+            return None
+        hidden, share = self.settings.privacy != "none", self.count / count_candidates("secure")
+        by = 0.5 + 0.5 * share if hidden else 1.0
+        return {name: by * part for name, part in before.parameters.items()}
 
     def choose(self) -> tuple[Served, FlowerClients]:
         """Choose, solve the best of every kind on all rows but test rows, and measure them."""
@@ -216,7 +232,7 @@ class SiteTrials:
         scores = try_linear(self, STRENGTHS[privacy])
         best, point = find_best(scores), min(scores, key=lambda p: scores[p].mean)
         held = [hello.sizes.get("validation", 0) for hello in members.hellos]
-        rows = f"{sum(held):,} validation rows of {np.count_nonzero(held)} sites"
+        rows = f"{sum(held):,} validation rows of {np.count_nonzero(held)} clients"
         told = {family: scores[p] for family, p in best.items()}
         model = model_for(members.hellos[0].schema.make_placeholder())
         alone = np.zeros(len(members.names))

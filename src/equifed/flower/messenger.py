@@ -159,7 +159,8 @@ class Messenger:
         row = np.zeros(len(self.members.names))
         row[self.index] = weights
         about = str(self.common.get("candidate", ""))
-        return Sum(kind, digest_tensor(x), self.round + self.before, row, about)
+        round = self.round and self.round + self.before
+        return Sum(kind, digest_tensor(x), round, row, about)
 
     def open_sum(
         self,

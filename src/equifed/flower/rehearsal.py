@@ -206,7 +206,7 @@ def _play(
     else:
         l2, rhos, own_l2, _ = STRENGTHS[settings.privacy]
         plays = [
-            (build_solver(Point(l2[0], own, rho), settings.privacy, config.guard),
+            (build_solver(Point(l2[0], own, rho), settings.privacy, config.guard, len(sizes)),
              partial(present, Candidate(l2[0], own)))
             for own in (None, own_l2[0]) for rho in (None, rhos[0])
         ]  # fmt: skip
