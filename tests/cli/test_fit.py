@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import equifed as ef
+from equifed.algorithms.shelf.reweighted import Reweighted
 from equifed.cli.main import app
 from equifed.runs import candidates
+from equifed.runs.build import build_module
+from equifed.runs.config import RunConfig
 
 ROWS = "site,age,arm,ill\n" + "".join(
     f"{site},{20 + 7 * k % 60}.{i}{k},{'ab'[k % 2]},{'yes' if k * 7 % 60 > 25 + k % 20 else 'no'}\n"
@@ -71,3 +76,127 @@ def test_privacy_is_asked_for_with_its_bounds(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["privacy", str(out)]).exit_code == 0
     predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
     assert CliRunner().invoke(app, predicted).exit_code == 0
+
+
+CONFIG = """
+rounds = 4
+data = "heart-disease"
+[model]
+name = "mlp"
+hidden = [6]
+[algorithm]
+name = "fedavg"
+local = {lr = 0.1, steps = 3}
+"""
+
+
+def run(*asked: object) -> Any:
+    return CliRunner().invoke(app, ["fit", *map(str, asked)])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "net.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_configuration_is_fitted_as_in_python_and_predicts(file: Path, tmp_path: Path) -> None:
+    said = run(file, "--out", tmp_path / "run", "--set", "seed=3", "--json")
+    assert said.exit_code == 0, said.stderr
+    told = json.loads(said.stdout)
+    data, work = ef.load("heart-disease"), ef.LocalSGD(lr=0.1, steps=3, batch_size=50)
+    config = RunConfig.read(file, ["seed=3"])
+    net = build_module(config, data.input_shape, 2)
+    expected = ef.fit(data, model=net, rounds=4, local=work, seed=3)
+    assert told["choice"] == expected.choice and told["gain"] == expected.gain
+    assert told["tried"] == 6 and told["seed"] == 3
+    loaded = ef.load_predictor(tmp_path / "run")
+    for name in data.names:
+        rows = data.train.inputs[:5]
+        found = loaded.predict_proba(rows, name)
+        assert (found == expected.predictor().predict_proba(rows, name)).all()
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_an_interrupted_configuration_continues_and_others_are_refused(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, whole, play = tmp_path / "run", tmp_path / "whole", Reweighted.round
+    assert run(file, "--out", whole).exit_code == 0
+
+    def stop(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reweighted, "round", stop)
+    stopped = run(file, "--out", out)
+    assert stopped.exit_code == 130
+    assert f"equifed fit {file} --out {out}" in " ".join(stopped.stderr.split())
+    monkeypatch.setattr(Reweighted, "round", play)
+    other = run(file, "--out", out, "--set", "rounds=5")
+    assert other.exit_code != 0 and "other data or settings" in " ".join(other.stderr.split())
+    assert run(file, "--out", out).exit_code == 0
+    for name in ("model.safetensors", "choice.json", "metrics.csv"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_linear_configuration_takes_the_path_of_linear_models(tmp_path: Path) -> None:
+    file = tmp_path / "linear.toml"
+    file.write_text('rounds = 4\ndata = "heart-disease"\nmodel = "logistic"\nalgorithm = "fedavg"')
+    said = run(file, "--out", tmp_path / "run", "--json")
+    assert said.exit_code == 0, said.stderr
+    assert json.loads(said.stdout)["choice"] == ef.fit(ef.load("heart-disease")).choice
+
+
+def test_own_code_is_told_and_fitted(tmp_path: Path) -> None:
+    (tmp_path / "ours.py").write_text(
+        "from torch import nn\n"
+        "def net(input_shape, outputs):\n"
+        "    return nn.Sequential(nn.Linear(input_shape[0], 4), nn.Tanh(), nn.Linear(4, outputs))\n"
+    )
+    file = tmp_path / "own.toml"
+    file.write_text(CONFIG.replace('"mlp"\nhidden = [6]', '"ours:net"'))
+    said = run(file, "--out", tmp_path / "run")
+    assert said.exit_code == 0, said.stderr
+    assert "loads ours:net from" in said.stderr and "smallest of 6 candidates" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("hidden = [6]", "l2 = 0.1"), "model.l2: fit tries penalties"),
+        (("hidden = [6]", 'own = "bias"'), "model.own: fit tries penalties"),
+        (("lr = 0.1, ", ""), "algorithm.local.lr: fit measures it"),
+    ],
+)
+def test_settings_that_a_fit_does_not_take_are_refused(
+    change: tuple[str, str], message: str, file: Path, tmp_path: Path
+) -> None:
+    file.write_text(CONFIG.replace(*change))
+    said = run(file, "--out", tmp_path / "run")
+    assert said.exit_code != 0 and message in " ".join(said.stderr.split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "option", [("--model", "mlp"), ("--client", "site"), ("--epsilon", "3"), ("--seed", "1")]
+)
+def test_options_of_a_table_do_not_go_with_a_configuration(
+    option: tuple[str, str], file: Path
+) -> None:
+    assert "With a configuration only" in " ".join(run(file, *option).stderr.split())
+
+
+def test_a_table_is_fitted_with_a_network(tmp_path: Path) -> None:
+    table, out = tmp_path / "clinics.csv", tmp_path / "run"
+    table.write_text(ROWS)
+    asked = [table, "--client", "site", "--target", "ill", "--out", out, "--json"]
+    said = run(*asked, "--model", "mlp", "--rounds", "3")
+    assert said.exit_code == 0, said.stderr
+    expected = ef.fit(
+        table, client="site", target="ill", model="mlp", rounds=3, numeric=[], features=["age", "arm"]
+    )
+    assert json.loads(said.stdout)["choice"] == expected.choice
+    predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
+    assert CliRunner().invoke(app, predicted).exit_code == 0
+    assert "--set changes a configuration" in run(*asked, "--set", "rounds=3").stderr

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from equifed.data.infer import Guess
     from equifed.privacy.clients import Privacy
     from equifed.runs.candidates import Choice
+    from equifed.runs.fit import Served
     from equifed.training.history import History
 
 ColumnNames = list[str] | None
@@ -298,10 +299,21 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
 
 
 def fit(
-    table: Annotated[Path, typer.Argument(help="CSV or Parquet file of samples.")],
+    table: Annotated[
+        Path,
+        typer.Argument(help="CSV or Parquet file of samples, or a configuration (.toml)."),
+    ],
     client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/fit-TABLE-SEED.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A network for a table, such as mlp; by default linear models."),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Of every training of a network; 100.")
+    ] = None,
+    settings: terminal.Set = None,
     keep_together: Annotated[
         str | None, typer.Option(help="Column whose rows of one value stay in one split.")
     ] = None,
@@ -355,10 +367,22 @@ def fit(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Choose the model that serves all clients of a table best, and prove and measure it."""
-    from equifed.runs.fit import REPORT
+    """Choose the model that serves all clients of a table best, and prove and measure it.
+
+    Of a configuration the data, the model, rounds, seed and local work are taken.
+    """
     from equifed.runs.fit import fit as choose
 
+    columns = [client, target, keep_together, time, split, report_by, categorical, numeric]
+    if table.suffix == ".toml":
+        if any(columns) or model or rounds or seed or test != 0.25 or epsilon is not None:
+            raise ValueError(
+                "With a configuration only --set, --out, --keep-own and --overwrite go; data, "
+                "model, rounds and seed stand in it (--set rounds=20)."
+            )
+        return _fit_config(table, settings, out, keep_own, overwrite, quiet, json)
+    if settings:
+        raise ValueError("--set changes a configuration; a table has the options of fit.")
     privacy = _make_privacy(epsilon, rows_bound, loss_bound, private_rounds, public_preparation)
     console = open_console(quiet or json)
     named = split_names(categorical), split_names(numeric)
@@ -372,18 +396,51 @@ def fit(
     again = (
         f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"
     )
+    again += "".join(f" --{k} {v}" for k, v in (("model", model), ("rounds", rounds)) if v)
     with resumable(again), console.status("reading the table") as status:
         served = choose(
             table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
             tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
-            overwrite=overwrite, privacy=privacy,
+            overwrite=overwrite, privacy=privacy, model=model, rounds=rounds,
             features=guess.features, task=guess.task, categorical=guess.categorical,
             numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
         )  # fmt: skip
-    if json:
-        print_json({"folder": str(folder), **asdict(guess), **served.to_dict()})
-    elif not quiet:
+    if not (json or quiet):
         typer.echo("\n".join([*_describe(guess, together), ""]))
+    _show_served(served, folder, quiet, json, asdict(guess))
+
+
+def _fit_config(
+    file: Path, settings: list[str] | None, out: Path | None, keep_own: bool, overwrite: bool,
+    quiet: bool, json: bool,
+) -> None:  # fmt: skip
+    """Fit what a configuration describes."""
+    from equifed.runs.config import RunConfig
+    from equifed.runs.fit_config import fit_config
+
+    config = RunConfig.read(file, settings or [])
+    for address, code in config.loaded_code:
+        typer.echo(f"loads {address} from {code}", err=True)
+    folder = out or Path("runs") / f"fit-{file.stem}-{config.seed}"
+    again = " ".join(["equifed fit", str(file), *(f"--set {s}" for s in settings or [])])
+    console = open_console(quiet or json)
+    with resumable(f"{again} --out {folder}"), console.status("reading the data") as status:
+        served = fit_config(
+            config, folder, keep_own=keep_own, overwrite=overwrite,
+            tell=lambda what: status.update(f"solving: {what}"),
+        )  # fmt: skip
+    _show_served(served, folder, quiet, json, {})
+
+
+def _show_served(
+    served: Served, folder: Path, quiet: bool, json: bool, told: dict[str, Any]
+) -> None:
+    """Show what was chosen, and where it is."""
+    from equifed.runs.fit import REPORT
+
+    if json:
+        print_json({"folder": str(folder), **told, **served.to_dict()})
+    elif not quiet:
         typer.echo(f"{served!r}\n\nfolder: {folder}; page: {folder / REPORT}")
         typer.echo(f"next: equifed predict {folder} new.csv --out predictions.csv")
 

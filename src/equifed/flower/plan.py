@@ -126,6 +126,11 @@ def unpack_plan(word: str) -> dict[str, str]:
 def _describe(plan: Plan) -> Iterator[str]:
     algorithm, model = plan.config["algorithm"], plan.config["model"]
     yield f"run {plan.run}: {plan.do}, {plan.rounds} rounds, at least {plan.clients} sites"
+    if plan.fit:
+        l2, own = (", ".join(f"{v:g}" for v in plan.fit[key]) for key in ("l2", "own_l2"))
+        yield f"fit: {plan.rounds} rounds of all candidates together, in place of the algorithm"
+        yield f"candidates: linear models with l2 {l2}; own_l2 none, {own}; average and fair"
+        yield "test rows are measured after the choice, and no candidate is solved after that"
     objective = algorithm.get("objective", {})
     about = f", objective {objective['name']}" if objective else ""
     yield f"algorithm {algorithm['name']}{about}; model {model['name']}; data {plan.config['data']}"

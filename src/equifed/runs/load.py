@@ -179,7 +179,8 @@ def _open_python_run(
             "folder does not hold; pass it: equifed.load_predictor(folder, model=module)."
         )
     if model is None:
-        make = partial(build, name, tuple(told["input_shape"]), told["outputs"])
+        params = made.get("model_params") or {}
+        make = partial(build, name, tuple(told["input_shape"]), told["outputs"], **params)
         model = _build_as_large(run, make, weights)
     more = {"link": told["link"], "own": made.get("own")}
     return copy.deepcopy(model).to(getattr(torch, made["dtype"])), more
