@@ -194,7 +194,13 @@ def test_a_table_is_fitted_with_a_network(tmp_path: Path) -> None:
     said = run(*asked, "--model", "mlp", "--rounds", "3")
     assert said.exit_code == 0, said.stderr
     expected = ef.fit(
-        table, client="site", target="ill", model="mlp", rounds=3, numeric=[], features=["age", "arm"]
+        table,
+        client="site",
+        target="ill",
+        model="mlp",
+        rounds=3,
+        numeric=[],
+        features=["age", "arm"],
     )
     assert json.loads(said.stdout)["choice"] == expected.choice
     predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]

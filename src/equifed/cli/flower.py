@@ -13,8 +13,9 @@ import signal
 import sys
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -87,13 +88,15 @@ def _run_here(
 
 
 def _follow(
-    folder: Path, connection: str, settings: list[str], env: dict[str, str] | None = None
-) -> int:
+    folder: Path, connection: str, settings: list[str], env: dict[str, str] | None = None,
+    json: bool = False,
+) -> int:  # fmt: skip
     """Submit an app, show how it goes, and return the exit code: 0 for a run that completed."""
     from equifed.flower.trial.apps import run_app
 
+    told: list[Any] = [partial(typer.echo, err=True), typer.echo] if json else [typer.echo]
     try:
-        ending = run_app(folder, connection, settings, env or dict(os.environ), typer.echo)
+        ending = run_app(folder, connection, settings, env or dict(os.environ), *told)
     except KeyboardInterrupt:
         typer.echo("The run continues; end it with: flwr stop", err=True)
         return INTERRUPTED
@@ -103,12 +106,12 @@ def _follow(
 
 
 def _submit(
-    folder: Path, connection: str, settings: list[str], out: Path | None = None
+    folder: Path, connection: str, settings: list[str], out: Path | None = None, json: bool = False
 ) -> NoReturn:
     """Submit an app to a deployment."""
     if out is not None and not out.is_absolute():
         raise ValueError(f"The folder must be absolute, as the server sees it; got {out}.")
-    raise typer.Exit(_follow(folder, connection, settings))
+    raise typer.Exit(_follow(folder, connection, settings, json=json))
 
 
 # -- commands -----------------------------------------------------------------------------------
@@ -172,6 +175,23 @@ def _sign(folder: Path, settings: list[str], key: Path | None, members: Path | N
     for line in told:
         typer.echo(line)
     return [f'plan="{word}"']
+
+
+@app.command()
+def fit(
+    folder: AppFolder,
+    connection: Connection,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder on the server, absolute; to resume it.")
+    ] = None,
+    run_config: RunConfig = None,
+    key: Key = None,
+    members: MembersFile = None,
+    json: Json = False,
+) -> None:
+    """Choose the model that serves all sites best, as equifed fit does: one plan for all of it."""
+    settings = ['do="fit"', *(run_config or []), *([] if out is None else [f'out="{out}"'])]
+    _submit(folder, connection, [*settings, *_sign(folder, settings, key, members)], out, json)
 
 
 @app.command()

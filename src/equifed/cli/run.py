@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equifed.cli import terminal
+from equifed.cli.fit_config import fit_config, show_served
 from equifed.cli.terminal import Json, Overwrite, Quiet, open_console, print_json, resumable
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from equifed.data.infer import Guess
     from equifed.privacy.clients import Privacy
     from equifed.runs.candidates import Choice
-    from equifed.runs.fit import Served
     from equifed.training.history import History
 
 ColumnNames = list[str] | None
@@ -380,7 +380,7 @@ def fit(
                 "With a configuration only --set, --out, --keep-own and --overwrite go; data, "
                 "model, rounds and seed stand in it (--set rounds=20)."
             )
-        return _fit_config(table, settings, out, keep_own, overwrite, quiet, json)
+        return fit_config(table, settings, out, keep_own, overwrite, quiet, json)
     if settings:
         raise ValueError("--set changes a configuration; a table has the options of fit.")
     privacy = _make_privacy(epsilon, rows_bound, loss_bound, private_rounds, public_preparation)
@@ -407,42 +407,7 @@ def fit(
         )  # fmt: skip
     if not (json or quiet):
         typer.echo("\n".join([*_describe(guess, together), ""]))
-    _show_served(served, folder, quiet, json, asdict(guess))
-
-
-def _fit_config(
-    file: Path, settings: list[str] | None, out: Path | None, keep_own: bool, overwrite: bool,
-    quiet: bool, json: bool,
-) -> None:  # fmt: skip
-    """Fit what a configuration describes."""
-    from equifed.runs.config import RunConfig
-    from equifed.runs.fit_config import fit_config
-
-    config = RunConfig.read(file, settings or [])
-    for address, code in config.loaded_code:
-        typer.echo(f"loads {address} from {code}", err=True)
-    folder = out or Path("runs") / f"fit-{file.stem}-{config.seed}"
-    again = " ".join(["equifed fit", str(file), *(f"--set {s}" for s in settings or [])])
-    console = open_console(quiet or json)
-    with resumable(f"{again} --out {folder}"), console.status("reading the data") as status:
-        served = fit_config(
-            config, folder, keep_own=keep_own, overwrite=overwrite,
-            tell=lambda what: status.update(f"solving: {what}"),
-        )  # fmt: skip
-    _show_served(served, folder, quiet, json, {})
-
-
-def _show_served(
-    served: Served, folder: Path, quiet: bool, json: bool, told: dict[str, Any]
-) -> None:
-    """Show what was chosen, and where it is."""
-    from equifed.runs.fit import REPORT
-
-    if json:
-        print_json({"folder": str(folder), **told, **served.to_dict()})
-    elif not quiet:
-        typer.echo(f"{served!r}\n\nfolder: {folder}; page: {folder / REPORT}")
-        typer.echo(f"next: equifed predict {folder} new.csv --out predictions.csv")
+    show_served(served, folder, quiet, json, asdict(guess))
 
 
 def _make_privacy(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,7 +171,9 @@ class SiteTrials:
     ) -> tuple[History, FlowerClients]:
         """Return the run of a candidate and its sites; ``whole``: on all rows but test rows."""
         candidate = Candidate(point.l2, point.own_l2, whole)
-        clients = present(candidate, self.clients.mailbox, self.clients.members, self.clients.hidden)
+        clients = present(
+            candidate, self.clients.mailbox, self.clients.members, self.clients.hidden
+        )
         clients.before = self.played
         clients.bounds = self.bounds.setdefault(candidate, clients.bounds)
         place, self.count = self._place(chosen), self.count + 1

@@ -48,7 +48,7 @@ class Client:
     identity: Identity = field(default_factory=Identity)
     results: Path | None = None
     _prepared: tuple[str, Federation] | None = None
-    _engine: tuple[tuple[int, int, Candidate | None], Federation, OneClient] | None = None
+    _engine: tuple[Federation, tuple[int, Any], OneClient] | None = None
     _first: float | None = None
 
     @property
@@ -86,14 +86,16 @@ class Client:
         return self._prepared[1]
 
     def build_engine(
-        self, federation: Federation, position: int, candidate: Candidate | None = None
+        self, federation: Federation, position: int, told: Mapping[str, Any] | None = None
     ) -> OneClient:
-        """Return the engine for a position in the federation."""
-        key, kept, task, rows = (id(federation), position, candidate), self._engine, self.task, federation
-        if kept is None or kept[0] != key:
-            if candidate is not None:
+        """Return the engine for a position in the federation, or for a candidate of a fit."""
+        kept, task, rows = self._engine, self.task, federation
+        if kept is None or kept[0] is not federation or kept[1] != (position, told):
+            if told is not None:
+                candidate = Candidate(**told)
                 task, rows = candidate.task(task, federation), candidate.rows(federation)
-            kept = self._engine = key, federation, task.build_engine(rows, position)
+            kept = federation, (position, told), task.build_engine(rows, position)
+            self._engine = kept
         return kept[2]
 
     def measure_first(self, engine: OneClient, seed: int) -> float:

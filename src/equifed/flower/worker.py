@@ -33,7 +33,7 @@ from equifed.flower.memory import Memory, digest, keep_delivery, slug
 from equifed.flower.participant import Client, Stale, find_far
 from equifed.flower.secure.masking import Masking, Signer
 from equifed.flower.site import SiteData
-from equifed.flower.task import PACKAGES, Candidate, OneClient, Schema
+from equifed.flower.task import PACKAGES, OneClient, Schema
 from equifed.flower.wire import (
     ALWAYS,
     PARTS,
@@ -59,8 +59,6 @@ class Worker:
     def __init__(self, client: Client, request: Request) -> None:
         self.client, self.request, self.args = client, request, request.args
         self.task, self.policy = client.task, client.policy
-        told = self.args.get("candidate")
-        self.candidate = None if told is None else Candidate(**told)
         self.memory = Memory(client.root, request.run, client.name)
         self.round = int(self.args.get("round", 0))
         self.account: Account | None = None
@@ -77,8 +75,8 @@ class Worker:
         if budget is not None and self.account is not None:
             given = self.account.plan, client.root, client.name
             return budget.build_engine(self.task, self.federation, *given)
-        position = max(self.request.client, 0)
-        return self.client.build_engine(self.federation, position, self.candidate)
+        position, told = max(self.request.client, 0), self.args.get("candidate")
+        return self.client.build_engine(self.federation, position, told)
 
     def answer(self) -> Reply:
         """Do what the request says."""

@@ -353,9 +353,10 @@ def pool(data: Federation) -> Federation:
 
 
 class Scorer(Protocol):
-    """Solves the models of a path, and measures them on held-out rows."""
+    """Measures candidates on held-out rows."""
 
-    def score(self, name: str, points: Sequence[Point]) -> dict[Point, Score]: ...
+    def score(self, name: str, points: Sequence[Point]) -> dict[Point, Score]:
+        """Return the scores of points along one path."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,8 +89,12 @@ def run_app(
     settings: Sequence[str],
     env: Mapping[str, str],
     say: Callable[[str], None],
+    summarise: Callable[[str], None] = lambda _: None,
 ) -> Ending:
-    """Submit an app, show what is for people as it comes, and return how the run ended."""
+    """Submit an app, show what is for people as it comes, and return how the run ended.
+
+    ``summarise`` is told the summary, which is for programs (JSON).
+    """
     number = submit(folder, connection, settings, env)
     command = [find_script("flwr"), "log", number, connection, "--stream"]
     others, reason = deque[str](maxlen=30), ""
@@ -104,8 +108,8 @@ def run_app(
             text = text.removeprefix(PREFIX)
             if text.startswith(ENDED):
                 reason = text.removeprefix(ENDED)
-            elif not text.startswith("{"):  # the summary, for programs
-                say(text)
+            else:
+                (summarise if text.startswith("{") else say)(text)
     told = call_flwr(["list", connection, "--run-id", number, "--format", "json"], env).stdout
     found = re.search(r'"status":\s*"([^"]+)"', told)
     status = found.group(1) if found else UNKNOWN
