@@ -23,6 +23,7 @@ from equifed.flower.handshake import StartError
 from equifed.flower.mailbox import Mailbox, say
 from equifed.flower.members import Members
 from equifed.flower.messenger import SecureSums
+from equifed.flower.secure.ledger import PrivacyError
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Privacy
 from equifed.flower.task import Candidate
@@ -155,16 +156,29 @@ class SiteTrials:
         self.played = self.count = 0
         self.solved: dict[Point, History] = {}
         self.bounds: dict[Candidate, dict[int, dict[str, Any]]] = {}
-        self.unsolved = 0
+        self.unsolved, self.left_out = 0, list[str]()
 
     def score(self, name: str, points: Sequence[Point]) -> dict[Point, Score]:
         """Return the scores of a path, each candidate solved from the model of the one before."""
         before: History | None = None
         for point in points:
             if point not in self.solved:
-                self.solved[point] = self.solve(point, before)[0]
-            before = self.solved[point]
-        return {point: read_score(self.solved[point], "validation") for point in points}
+                try:
+                    self.solved[point] = self.solve(point, before)[0]
+                except PrivacyError as error:
+                    self._leave_out(point, error)
+            before = self.solved.get(point, before)
+        there = [point for point in points if point in self.solved]
+        return {point: read_score(self.solved[point], "validation") for point in there}
+
+    def _leave_out(self, point: Point, error: PrivacyError) -> None:
+        """Do without a fair candidate whose hidden sums would show a site; its rounds are over."""
+        if point.rho is None:
+            raise error
+        self.played += ROUNDS
+        told = f"{point.family} ({point.settings}) was left out: {error}"
+        say(f"WARNING: {told}")
+        self.left_out.append(told)
 
     def solve(
         self, point: Point, before: History | None, whole: bool = False, chosen: bool = False
@@ -197,7 +211,7 @@ class SiteTrials:
         if (left := self.settings.rounds - self.played) < ROUNDS:
             raise TrainingError(
                 f"{left} rounds of the plan are left after {self.count - 1} candidates, and one "
-                f"may take {ROUNDS}. Go on with more: equifed flower resume --run-config "
+                f"may take {ROUNDS}. Continue with more: equifed flower resume --run-config "
                 f"rounds={2 * self.settings.rounds}"
             )
         say(f"candidate {self.count}: {point.family}, {point.settings}{' (chosen)' * whole}")
@@ -246,8 +260,13 @@ class SiteTrials:
         runs, sites = dict[str, History](), self.clients
         for family, p in sorted(best.items(), key=lambda pair: pair[0] == choice.name):
             before = None if privacy == "none" else self.solved[p]
-            runs[family], sites = self.solve(p, before, True, family == choice.name)
-        runs = {family: runs[family] for family in best}
+            try:
+                runs[family], sites = self.solve(p, before, True, family == choice.name)
+            except PrivacyError as error:
+                if family in (choice.name, BASE):
+                    raise
+                self._leave_out(p, error)
+        runs = {family: runs[family] for family in best if family in runs}
         gain = describe_gain(choice, runs, "test", 0.0, False)
         gain += "" if choice.name == BASE else f" {UNKNOWN}"
         served = Served(choice, gain, list_rows(choice, runs, None, "test"), runs, self.config.seed)
@@ -260,8 +279,9 @@ class SiteTrials:
         """Say how candidates were solved, and what was not tried."""
         solver = "FairNewton" if privacy == "none" else "SCAFF-PD in uncorrelated columns"
         notes = [
+            *self.left_out,
             f"Solved by {solver} in {self.played} rounds of all sites. Own models of single sites "
-            "were not tried: a site compares its own with the model that it gets."
+            "were not tried: a site compares its own with the model that it gets.",
         ]
         if self.unsolved:
             notes.append(f"{self.unsolved} candidates were not solved in {ROUNDS} rounds.")
