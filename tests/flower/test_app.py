@@ -485,3 +485,22 @@ def test_an_operator_is_told_what_is_wrong_with_the_certificate(
     line = " ".join(found.output.split())
     assert found.exit_code == 2 and told in line
     assert "did not start: Connection to it is unavailable. Its cause: the certificate" in line
+
+
+def test_flower_fit_asks_for_a_fit_and_prints_its_result_alone_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "flwr"
+    script.write_text(FAKE.format(run='echo "$@" > "$0.asked"; echo \'{"run-id": "7"}\''))
+    script.chmod(0o700)
+    (tmp_path / "flwr.log").write_text('equifed: candidate 1\nequifed: {"choice": "own bias"}\n')
+    (tmp_path / "flwr.status").write_text("finished:completed")
+    monkeypatch.setattr(apps, "find_script", lambda name: str(script))
+    asked = ["fit", str(tmp_path), "fl", "--out", "/srv/run"]
+    found = CliRunner().invoke(flower_cli.app, [*asked, "--json"])
+    assert json.loads(found.stdout) == {"choice": "own bias"} and "candidate 1" in found.stderr
+    assert 'do="fit"' in (tmp_path / "flwr.asked").read_text()
+    plain = CliRunner().invoke(flower_cli.app, asked)
+    assert "candidate 1" in plain.stdout and "{" not in plain.stdout
+    relative = CliRunner().invoke(flower_cli.app, [*asked[:-1], "run"])
+    assert relative.exit_code == 2 and "must be absolute" in relative.stderr
