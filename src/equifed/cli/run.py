@@ -347,6 +347,9 @@ def fit(
             "--keep-own", help="Clients whose own model has at most half the loss keep it."
         ),
     ] = False,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Try columns with bends at their quartiles, too.")
+    ] = False,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy of every row; needs both bounds.")
     ] = None,
@@ -401,7 +404,7 @@ def fit(
         served = choose(
             table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
             tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
-            overwrite=overwrite, privacy=privacy, model=model, rounds=rounds,
+            overwrite=overwrite, privacy=privacy, model=model, rounds=rounds, curves=curves,
             features=guess.features, task=guess.task, categorical=guess.categorical,
             numeric=guess.numeric, **{k: v for k, v in options.items() if v is not None},
         )  # fmt: skip

@@ -31,8 +31,8 @@ Scale: TypeAlias = Literal["standard"]
 Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
 Unknown: TypeAlias = Literal["other", "error"]
 
-FORMAT = 2
-READABLE = (1, 2)  # 1: targets were not scaled
+FORMAT = 3
+READABLE = (1, 2, 3)  # 1: targets were not scaled; 2: columns had no knots
 OTHER = "other"
 WHOLE = re.compile(r"-?\d+")
 
@@ -183,7 +183,7 @@ class Target:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """A column of numbers: gaps are filled, then ``(value - centre) / scale``."""
+    """A column of numbers: gaps are filled, then ``(value - centre) / scale``, then bends."""
 
     name: str
     fill: float | None = None  # of a missing value, unscaled; None: a gap is refused
@@ -192,11 +192,16 @@ class NumberColumn:
     indicator: bool = False  # a 0/1 column follows that says where values were missing
     by_client: tuple[tuple[str, float, float, float | None], ...] = ()  # centre, scale, fill
     gaps: Gaps = "empty"  # what is a missing value
+    knots: tuple[float, ...] = ()  # of scaled values: where the slope may change
 
     @property
     def titles(self) -> tuple[str, ...]:
         """Names of the features that the column becomes."""
-        return (self.name, *([f"{self.name} missing"] if self.indicator else []))
+        centre, scale = (0.0, 1.0) if self.by_client else (self.centre, self.scale)
+        knots = {centre + scale * k for k in self.knots}
+        short = next(d for d in (4, 8, 17) if len({f"{k:.{d}g}" for k in knots}) == len(knots))
+        bends = (f"{self.name} above {k:.{short}g}" for k in sorted(knots))
+        return (self.name, *bends, *([f"{self.name} missing"] if self.indicator else []))
 
     def encode(self, values: Sequence[Any], owners: Sequence[str | None]) -> NDArray[np.float64]:
         """Return the features of cleaned values (None: missing), one row each."""
@@ -208,7 +213,12 @@ class NumberColumn:
             scales = [own.get(str(owner), scales) for owner in owners]
         centre, scale, fill = np.array(scales, dtype=np.float64).T
         block = (np.where(gaps, fill, numbers) - centre) / scale
-        return np.column_stack([block, *([gaps] if self.indicator else [])])
+        return self.bend(np.column_stack([block, *([gaps] if self.indicator else [])]))
+
+    def bend(self, block: Array) -> Array:
+        """Return scaled values, and their excess over every knot, before what follows them."""
+        over = np.maximum(block[:, :1] - np.array(self.knots, dtype=block.dtype), 0)
+        return np.hstack([block[:, :1], over, block[:, 1:]]) if self.knots else block
 
 
 @dataclass(frozen=True)
@@ -365,10 +375,12 @@ class Preparation:
         scales = {None: "not scaled", "standard": "scaled to mean 0 and deviation 1"}
         scaled = scales.get(self.scale, f"scaled ({self.scale})")  # as versions before 0.3 could
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
+        bends = sum(len(getattr(column, "knots", ())) for column in self.columns)
+        curved = f"; slopes may change at {bends} values" if bends else ""
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
         target = "; target scaled to mean 0 and deviation 1" if self.target.is_scaled else ""
-        return f"{shape}; numbers {scaled}{whose}; {filled}{target}"
+        return f"{shape}; numbers {scaled}{whose}; {filled}{curved}{target}"
 
     # -- as JSON --------------------------------------------------------------------------------
 
@@ -376,7 +388,10 @@ class Preparation:
         """Return the value as JSON has it; :meth:`from_json` reads it back, equal to the bit."""
         kinds = {NumberColumn: "number", CategoryColumn: "category"}
         columns = [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]
-        told = {"format": FORMAT, **asdict(self), "columns": columns}
+        bent = any(c.get("knots") for c in columns)
+        if not bent:  # as versions before knots wrote it, to the digest
+            columns = [{k: v for k, v in c.items() if k != "knots"} for c in columns]
+        told = {"format": FORMAT if bent else 2, **asdict(self), "columns": columns}
         plain: dict[str, Any] = json.loads(json.dumps(told, allow_nan=False))
         return plain
 

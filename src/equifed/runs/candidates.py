@@ -16,7 +16,9 @@ import torch
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.arrays import Losses
 from equifed.contract.streams import Stream
+from equifed.data.curves import bend
 from equifed.data.federation import Federation
+from equifed.data.preparation import Preparation
 from equifed.data.split import DataError, Split
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare
@@ -50,12 +52,14 @@ class Point:
     l2: float
     own_l2: float | None = None  # None: no own part
     rho: float | None = None  # of chi-square; None: the average
+    curves: bool = False  # columns of numbers with bends
 
     @property
     def family(self) -> str:
         """What kind of candidate it is."""
         own = "one shared model" if self.own_l2 is None else "own bias"
-        return f"{own}, {'average' if self.rho is None else 'fair'}"
+        curves = " with curves" if self.curves else ""
+        return f"{own}{curves}, {'average' if self.rho is None else 'fair'}"
 
     @property
     def settings(self) -> str:
@@ -94,6 +98,7 @@ class Choice:
     notes: tuple[str, ...]
     model: tuple[str, str]  # its name, and that of its loss
     noised: bool = False  # losses may even be negative: no shares of them are told
+    bent: Preparation | None = None  # where the curves that were tried bend
 
     @property
     def name(self) -> str:
@@ -132,14 +137,18 @@ class Choice:
 
 def choose(
     data: Federation, seed: int, folder: Path | None, tell: Callable[[str], None],
-    may_fold: bool = True, keep_own: bool = False,
+    may_fold: bool = True, keep_own: bool = False, curves: bool = False,
 ) -> Choice:  # fmt: skip
-    """Try the candidates on held-out rows, and take one."""
+    """Try the candidates on held-out rows, and take one; ``curves``: with bent columns, too."""
     check_clients(data)
     folds, rows = hold_out(data, seed, may_fold)
     made = {"data": data.checksum(), "seed": seed, "tried": [L2, RHOS, OWN_L2, OWN_RHOS]}
     trials = Trials(folds, made, None if folder is None else folder / TRIED, tell)
-    scores = try_linear(trials)
+    scores, bent = try_linear(trials), None
+    if curves:
+        curved = bend(data)
+        bent = curved.preparation
+        scores |= try_linear(replace(trials, folds=hold_out(curved, seed, may_fold)[0]), True)
     point = min(scores, key=lambda p: scores[p].mean)
     best = find_best(scores)
     told = {family: scores[p] for family, p in best.items()}
@@ -158,8 +167,9 @@ def choose(
         notes.append("The model is too large for each client's own one to be solved beside it.")
     notes += describe_clients(data, held)
     choice = Choice(
-        point, best, told, keepers, l2s, rows, len(scores), tuple(notes), model_for(data)
-    )
+        point, best, told, keepers, l2s, rows, len(scores), tuple(notes), model_for(data),
+        bent=bent,
+    )  # fmt: skip
     mine = told[point.family]
     if keepers:
         kept = np.isin(data.names, keepers)
@@ -192,17 +202,21 @@ def find_best(scores: Mapping[Point, Score]) -> dict[str, Point]:
     return dict(sorted(best.items(), key=lambda pair: (pair[0] != BASE, pair[0])))
 
 
-def try_linear(trials: Scorer, strengths: Strengths | None = None) -> dict[Point, Score]:
+def try_linear(
+    trials: Scorer, strengths: Strengths | None = None, curves: bool = False
+) -> dict[Point, Score]:
     """Return the scores of linear candidates: for each penalty three paths."""
-    scores: dict[Point, Score] = {}
+    scores, what = dict[Point, Score](), "curves, " if curves else ""
     l2s, rhos, own_l2s, own_rhos = strengths or (L2, RHOS, OWN_L2, OWN_RHOS)
     for l2 in l2s:
-        shared = [Point(l2), *(Point(l2, rho=rho) for rho in rhos)]
-        scores |= trials.score(f"one shared model, l2 {l2:g}", shared)
-        own = trials.score(f"own bias, l2 {l2:g}", [Point(l2, v) for v in own_l2s])
+        flat = Point(l2, curves=curves)
+        shared = [flat, *(replace(flat, rho=rho) for rho in rhos)]
+        scores |= trials.score(f"{what}one shared model, l2 {l2:g}", shared)
+        points = [replace(flat, own_l2=v) for v in own_l2s]
+        own = trials.score(f"{what}own bias, l2 {l2:g}", points)
         near = min(own, key=lambda p: own[p].mean)
         fair = [near, *(replace(near, rho=rho) for rho in own_rhos)]
-        scores |= trials.score(f"own bias, fair, l2 {l2:g}", fair) | own
+        scores |= trials.score(f"{what}own bias, fair, l2 {l2:g}", fair) | own
     return scores
 
 

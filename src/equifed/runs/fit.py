@@ -118,6 +118,7 @@ def fit(
     model: nn.Module | str | None = None,
     rounds: int | None = None,
     local: LocalSGD | None = None,
+    curves: bool = False,
     **columns: Any,
 ) -> Served:
     """Fit a model that serves all clients: solve candidates, choose on held-out rows, test once.
@@ -159,6 +160,8 @@ def fit(
         Of every training of a network; 100.
     local : LocalSGD, optional
         Work of every client in a round of a network; by default its step size is measured.
+    curves : bool
+        Try every candidate with bent columns, too: the slope in a number may change at quartiles.
     **columns
         What else :meth:`equifed.Federation.from_table` takes: ``features``, ``keep_together``,
         ``time``, ``categorical``, ``task``, ``validation``, ...
@@ -172,7 +175,7 @@ def fit(
     """
     federation = read_data(data, client, target, test, seed, columns)
     network = model if is_network(model, federation) else None
-    _check_asked(network is not None, rounds, local, privacy, keep_own)
+    _check_asked(network is not None, rounds, local, privacy, keep_own, curves)
     if federation.test is not None and not federation.test.offsets[-1]:  # too few rows for any
         federation = replace(federation, test=None)
     folder = None if out is None else Path(out)
@@ -187,7 +190,7 @@ def fit(
         if network is None:
             apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
             random = not (apart or isinstance(data, Federation))
-            choice = choose(untested, seed, folder, say, random, keep_own)
+            choice = choose(untested, seed, folder, say, random, keep_own, curves)
             end = partial(finish, choice=choice)
         else:
             tried = try_networks(untested, network, rounds, local, seed, folder, say)
@@ -204,9 +207,14 @@ def fit(
 
 
 def _check_asked(
-    network: bool, rounds: int | None, local: Any, privacy: Any, keep_own: bool
+    network: bool, rounds: int | None, local: Any, privacy: Any, keep_own: bool, curves: bool
 ) -> None:
     """Refuse what does not go with a network, or with a model that is solved."""
+    if curves and (network or privacy is not None):
+        raise ValueError(
+            "curves=True is for linear models without privacy=: a network bends by itself, and "
+            "knots and more candidates would have to be paid for. Leave it out."
+        )
     if not network:
         if rounds is not None or local is not None:
             raise ValueError(

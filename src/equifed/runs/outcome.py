@@ -16,11 +16,13 @@ from torch import Tensor
 from equifed.contract.arrays import Losses
 from equifed.contract.evaluation import Details, Hits
 from equifed.contract.streams import Stream
+from equifed.data.curves import bend, find_lines
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.engines.evaluate import describe_client, gives_probabilities
 from equifed.metrics.metric import Metric, find_metric
 from equifed.metrics.reducers import worst_fraction
+from equifed.models.curvature import find_places
 from equifed.models.flat import FlatModel
 from equifed.models.predictor import Predictor
 from equifed.report.methods import Scale
@@ -41,10 +43,14 @@ def finish(
     """Return what was gained, a row for every kind of candidate, and the runs of all of them."""
     whole, split = pool(data), "train" if data.test is None else "test"
     wanted = {**choice.best, choice.name: choice.point}
-    runs = {name: next(solve(whole, [point], (split,))) for name, point in wanted.items()}
+    bent = whole if choice.bent is None else bend(whole, choice.bent)
+    given = {name: bent if point.curves else whole for name, point in wanted.items()}
+    runs = {name: next(solve(given[name], [p], (split,))) for name, p in wanted.items()}
     alone, pairs = None, []
     if ALONE in choice.scores:
         pairs = solve_alone(whole, choice.alone_l2)
+        if choice.point.curves:  # own models are lines: in the chosen one's columns
+            pairs, whole = widen_models(pairs, bent), bent
         alone = measure_alone(whole, pairs, choice, split)
         replace_models(runs[choice.name], whole, pairs, choice.keepers, split)
         alone[0].add_to(runs[choice.name])
@@ -55,7 +61,8 @@ def finish(
     if data.test is None:
         return NO_TEST, rows, runs
     mine, base = (
-        score_rows(whole, cast(Predictor, runs[k].predictor()), split) for k in (choice.name, BASE)
+        score_rows(given[k], cast(Predictor, runs[k].predictor()), split)
+        for k in (choice.name, BASE)
     )
     scale = Scale(main_metric(runs[BASE]).name, split)
     all_alone, _ = compare_federation(runs[choice.name], scale)  # as the report has it
@@ -69,6 +76,20 @@ def solve_alone(data: Federation, l2s: Losses) -> list[tuple[FlatModel, Tensor]]
         warnings.simplefilter("ignore", UserWarning)
         found = solve_each(linear, data, strengths)
     return [(linear, found[strengths.index(v), i]) for i, v in enumerate(l2s.tolist())]
+
+
+def widen_models(
+    pairs: Sequence[tuple[FlatModel, Tensor]], bent: Federation
+) -> list[tuple[FlatModel, Tensor]]:
+    """Return the same models for the columns of a federation with bends, which count nothing."""
+    assert bent.preparation is not None
+    linear = build_linear(bent, *model_for(bent))
+    lines, out = [*find_lines(bent.preparation), -1], []
+    for model, x in pairs:
+        wide = x.new_zeros(linear.size)
+        wide[find_places(linear)[:, lines]] = x[find_places(model)]
+        out.append((linear, wide))
+    return out
 
 
 def measure_alone(
