@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from equifed.models.newton import fit_many, inverse_root, solve_newton
+from equifed.models.newton import Factored, fit_many, inverse_root
 
 
 def test_steps_are_those_of_the_pseudo_inverse_at_any_rank() -> None:
@@ -15,7 +15,7 @@ def test_steps_are_those_of_the_pseudo_inverse_at_any_rank() -> None:
     roots[2] *= 10.0 ** np.arange(-6, 4, 2)[:, None]  # units that differ
     matrices = roots @ roots.swapaxes(1, 2)
     gradients = (roots @ draw.standard_normal((3, 9, 1)))[..., 0]
-    found = solve_newton(torch.as_tensor(matrices), torch.as_tensor(gradients))
+    found = Factored.make(torch.as_tensor(matrices)).solve(torch.as_tensor(gradients))
     step, downhill = (values.numpy() for values in found)
     back = (matrices @ step[..., None])[..., 0]
     for i in range(3):

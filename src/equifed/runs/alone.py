@@ -197,6 +197,8 @@ def solve_each(model: FlatModel, data: Federation, strengths: Sequence[float]) -
     found = torch.zeros(len(strengths), len(train.sizes), model.size, dtype=torch.float64)
     loss, free = fitted_loss(base_loss(model.loss)), model.pull(torch.ones(model.size).double())
     assert loss is not None
+    ridge = free[places[0]]
+    alike = bool((ridge == 1).all()) and min(strengths) > 0
     for clients in _group_alike(train.sizes, places.shape[1]):
         sizes, k = train.sizes[clients][:, None], np.arange(train.sizes[clients].max())
         rows = np.where(k < sizes, train.offsets[clients][:, None] + k, 0)
@@ -207,11 +209,15 @@ def solve_each(model: FlatModel, data: Federation, strengths: Sequence[float]) -
             counts = counts * model.loss.counts(targets).view(counts.shape)
         given = read_design(model, inputs), model.outputs(0 * free, inputs), targets
         design, outputs, targets = (v.view(*rows.shape, *v.shape[1:]) for v in given)
-        v = outputs.new_zeros(len(clients), *places.T.shape)
-        for s, strength in enumerate(strengths):  # the neighbour's solution is near
-            ridge = strength * free[places[0]]
-            v, going = fit_many(design, outputs, targets, counts, loss, ridge, v)
-            found[s][clients[:, None, None], places.T] = v
+        span = None
+        if rows.shape[1] < len(ridge) and alike:  # solutions are sums of rows
+            span, upper = torch.linalg.qr(design.mT)
+            design = upper.mT
+        v = outputs.new_zeros(len(clients), design.shape[2], len(places))
+        for s, strength in sorted(enumerate(strengths), key=lambda pair: -pair[1]):  # a path
+            penalty = strength * ridge[: design.shape[2]]
+            v, going = fit_many(design, outputs, targets, counts, loss, penalty, v)
+            found[s][clients[:, None, None], places.T] = v if span is None else span @ v
             late |= {data.names[i] for i in clients[going.numpy()] if strength == strengths[0]}
     if late:
         warnings.warn(
@@ -233,13 +239,16 @@ def _group_alike(sizes: Index, width: int) -> Iterator[Index]:
 
 def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
     """Return which strength has the least loss on each client's validation samples."""
-    best = np.zeros(found.shape[1], dtype=np.int64)
-    if len(found) > 1 and data.validation is not None:
-        for i in map(int, np.flatnonzero(data.validation.sizes)):
-            held = data.validation.client(i)
-            best[i] = np.argmin(
-                [score_samples(data, model, x, *held).losses.mean() for x in found[:, i]]
-            )
+    best, held = np.zeros(found.shape[1], dtype=np.int64), data.validation
+    if len(found) > 1 and held is not None:
+        places, zero = find_places(model), torch.zeros(model.size, dtype=torch.float64)
+        for i in map(int, np.flatnonzero(held.sizes)):
+            inputs, targets = (as_data(v, torch.float64, "cpu") for v in held.client(i))
+            with torch.no_grad():
+                outputs = model.outputs(zero, inputs)
+                outputs = outputs + read_design(model, inputs) @ found[:, i][:, places.T]
+                told = [model.loss(each, targets).mean() for each in outputs]
+            best[i] = int(np.argmin(told))
     return best
 
 
