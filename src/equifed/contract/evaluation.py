@@ -118,6 +118,7 @@ class ClientDetail:
     classes: int | None = None  # how many it has samples of
     calibration: Calibration | None = None
     groups: dict[str, GroupDetail] = field(default_factory=dict)
+    decision: dict[str, float] = field(default_factory=dict)  # mean prediction, own threshold, ...
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as JSON has them; what is not finite is left out."""
@@ -135,6 +136,7 @@ class ClientDetail:
                 None if classes is None else _count(classes),
                 _read_calibration(told.get("calibration")),
                 {str(name): _read_group(group) for name, group in told.get("groups", {}).items()},
+                {str(k): _number(v) for k, v in told.get("decision", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no details of a client: {error!r}") from error

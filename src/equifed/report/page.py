@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from equifed.contract.arrays import show_text
 from equifed.metrics import find_metric
-from equifed.report import svg, tables, text
+from equifed.report import decisions, svg, tables, text
 from equifed.report.charts import colour, draw_figures, draw_frontier
 from equifed.report.document import Report, build, describe_own_part
 from equifed.report.methods import TIMES, as_methods, capital, find_note, join_names, plural
@@ -134,6 +134,7 @@ def render(report: Report, refresh: float | None = None) -> str:
         parts = {
             "candidates": tables.tabulate_candidates(report),
             "further": tables.summarise_further(lead, scale),
+            "decisions": tables.make_table(decisions.HEADS, decisions.list_decisions(lead, scale)),
             "own": [
                 f"{method.name}: {sentence}" if len(shown) > 1 else sentence
                 for method in shown

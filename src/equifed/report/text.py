@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from equifed.report.decisions import describe_decisions
 from equifed.report.document import Report, Told, describe_own_part
 from equifed.report.methods import Method, Scale, capital, find_note, is_finite, join_names, plural
 from equifed.report.numbers import Difference
@@ -243,10 +244,11 @@ def _describe_chance(told: Told) -> str:
 
 def list_evidence(report: Report, headline: dict[str, Any]) -> list[tuple[str, list[str]]]:
     """Return what is known of how sure a report is, each under the question that it answers."""
-    found = report.verdict
+    found, lead = report.verdict, report.methods[report.lead]
     told = {
         "Are clients served alike?": [headline["verdict"], headline["chance"], *found.notes],
         "Would clients be better off alone?": found.alone,
+        "Are predictions right on average?": describe_decisions(lead, report.scale),
         "Do the methods differ?": [headline["evidence"]],
     }
     some = {question: [line for line in lines if line] for question, lines in told.items()}

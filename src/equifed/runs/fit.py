@@ -11,12 +11,14 @@ from typing import Any, cast
 from torch import nn
 
 from equifed.contract.local import LocalSGD
+from equifed.data.curves import bend
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.models.predictor import Predictor
 from equifed.privacy.clients import Privacy
-from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose
+from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose, hold_out
+from equifed.runs.decisions import choose_thresholds
 from equifed.runs.network_fit import clear, is_network, try_networks
 from equifed.runs.outcome import finish, tabulate
 from equifed.runs.private_fit import fit_privately
@@ -73,6 +75,13 @@ class Served:
         return self.runs[self.chosen.name]
 
     @property
+    def sites(self) -> list[dict[str, Any]]:
+        """Every client's mean prediction beside what was observed, and its own threshold."""
+        details = self.history.details
+        found = zip(self.history.names, () if details is None else details.clients, strict=False)
+        return [{"client": n, "n": c.size, **c.decision} for n, c in found if c and c.decision]
+
+    @property
     def table(self) -> Table:
         """Every kind of candidate as a row."""
         return tabulate(self.rows)
@@ -100,7 +109,8 @@ class Served:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as JSON has them."""
         told = self.chosen.to_dict() | {"gain": self.gain, "candidates": self.rows}
-        return told | {"seed": self.seed, "certificate": self.history.describe_certificate()}
+        return told | {"seed": self.seed, "certificate": self.history.describe_certificate(),
+                       "sites": self.sites}  # fmt: skip
 
 
 def fit(
@@ -191,7 +201,9 @@ def fit(
             apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
             random = not (apart or isinstance(data, Federation))
             choice = choose(untested, seed, folder, say, random, keep_own, curves)
-            end = partial(finish, choice=choice)
+            bent = bend(untested, choice.bent) if choice.point.curves else untested
+            cuts = choose_thresholds(hold_out(bent, seed, random)[0], choice.point)
+            end = partial(finish, choice=choice, thresholds=cuts)
         else:
             tried = try_networks(untested, network, rounds, local, seed, folder, say)
             choice, end = tried.choice, tried.finish

@@ -184,12 +184,18 @@ class LinearPaths:
             yield at
 
 
+def predict_split(data: Federation, at: Answers, split: str) -> Array:
+    """Return the model's output for every row of a split."""
+    part = data.splits()[split]
+    rows = part.inputs.reshape(len(part), -1).astype(np.float64)
+    own = at.x[-1] if at.own is None else at.own[part.owners()]
+    return np.asarray(rows @ at.x[: rows.shape[1]] + own)
+
+
 def measure(data: Federation, at: Answers, split: str) -> tuple[Losses, Losses]:
     """Return loss, and accuracy or squared error in the target's unit, of every client."""
     part, binary = data.splits()[split], data.classes is not None
-    rows, owners = part.inputs.reshape(len(part), -1).astype(np.float64), part.owners()
-    outputs = rows @ at.x[: rows.shape[1]]
-    outputs += at.x[-1] if at.own is None else at.own[owners]
+    owners, outputs = part.owners(), predict_split(data, at, split)
     targets = part.targets.reshape(-1).astype(np.float64)
     losses, _, _ = differentiate(outputs, targets, binary)
     right = (outputs > 0) == (targets > 0)

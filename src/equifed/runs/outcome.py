@@ -30,6 +30,7 @@ from equifed.report.verdict import compare_federation
 from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
 from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, pool, read_score, solve
+from equifed.runs.decisions import add_decisions
 from equifed.training.history import History
 
 LEVEL = 0.05
@@ -38,7 +39,7 @@ NO_TEST = "There are no test rows, so what the choice brings is not known."
 
 
 def finish(
-    data: Federation, choice: Choice
+    data: Federation, choice: Choice, thresholds: Losses
 ) -> tuple[str, list[dict[str, Any]], dict[str, History]]:
     """Return what was gained, a row for every kind of candidate, and the runs of all of them."""
     whole, split = pool(data), "train" if data.test is None else "test"
@@ -54,6 +55,8 @@ def finish(
         alone = measure_alone(whole, pairs, choice, split)
         replace_models(runs[choice.name], whole, pairs, choice.keepers, split)
         alone[0].add_to(runs[choice.name])
+    own = np.where(np.isin(data.names, choice.keepers), np.nan, thresholds)
+    add_decisions(runs[choice.name], given[choice.name], split, own)
     apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
     rows = list_rows(choice, runs, None if alone is None else alone[1], split, apart)
     if has_rare_class(whole):
