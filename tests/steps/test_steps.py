@@ -184,6 +184,20 @@ def test_hessian_products_are_those_of_the_hessian(name: str) -> None:
     np.testing.assert_allclose(found, exact, atol=1e-7)
 
 
+@pytest.mark.parametrize("apart", [0.0, 1e-12, 1e-6, 1e-3])
+def test_a_start_at_rest_is_as_steep_as_it_is(apart: float) -> None:
+    """Oracle: the Hessian of balanced labels, whose gradients cancel where all scores are zero."""
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    both = np.concatenate([rows, rows + apart])
+    given = {"a": (both, [0] * 40 + [1] * 40), "b": (2 * both, [0] * 40 + [1] * 40)}
+    data = Federation.from_clients(given, classes=2)
+    clients = simulate(data, "logistic", "logistic", dtype=torch.float64)
+    design = np.column_stack([2 * both, np.ones(80)])
+    steepest = np.linalg.eigvalsh(design.T @ design / 80 / 4)[-1]
+    found = measured_smoothness(clients, clients.initial(Stream(0)), Stream(0))
+    assert found == pytest.approx(steepest, rel=0.05)
+
+
 @pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float64, 0.1), (torch.float32, 0.4)])
 @pytest.mark.parametrize("seed", [24, 34, 35, 49])
 def test_the_measured_smoothness_is_the_largest_eigenvalue(

@@ -222,7 +222,7 @@ class Report:
     def listed(self) -> Index:
         """The clients in the page's table: all, or of very many those that are served worst."""
         count = len(self.methods[0].clients)
-        if count <= MOST_LISTED or self.scale is None:
+        if count * len(self.methods) <= 2 * MOST_LISTED or self.scale is None:
             return np.arange(count)
         order = np.argsort(self.scale.kind.sign * self.told[self.lead].value, kind="stable")
         return np.sort(order[: max(100, MOST_LISTED // len(self.methods))])

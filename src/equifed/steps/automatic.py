@@ -21,6 +21,8 @@ from equifed.steps.schedules import Problem, StepSizes, WeightChange, epsilon
 A = TypeVar("A")
 
 LARGEST, TINY = 1e300, 1e-300
+STILL = 1e-6
+"""Share of the losses below which what gradients promise is too little to tell a curvature."""
 
 DECAY = 0.8
 """How much of the steepest coupling so far a round remembers."""
@@ -214,7 +216,7 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
     of gradients. No sum of vectors is asked for: sums so near to those of a round could be
     subtracted where sums are hidden.
 
-    Costs an exchange, and 2 for each of about three tries. The estimate is low by a few percent,
+    Costs an exchange (two at rest), 2 for each of about three tries. It is low by a few percent,
     in float32 by up to some tens; it is local, and no bound.
 
     Parameters
@@ -234,8 +236,12 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
         evenly = np.linspace(0, len(clients.index) - 1, probe, dtype=int)
         clients = clients.subset(clients.index[evenly])
     losses, control = clients.value_and_gradient(x, stream.at("gradient"))
-    rough = float((control.squared_norms() / (2 * np.maximum(losses, TINY))).max())
-    if rough == 0:  # f >= 0 has |f'|^2 <= 2 L f
+    rough, size = _bound(losses, control), 1 + float(x.norm())
+    if rough * size**2 <= STILL * losses.max():  # at rest, as with balanced labels: look beside it
+        drawn = x.new_tensor(stream.at("beside").generator().standard_normal(x.numel()))
+        beside = x + drawn * (size / drawn.norm())
+        rough = max(rough, _bound(*clients.value_and_gradient(beside, stream.at("beside"))))
+    if rough == 0:
         return 0.0
     rate, low, high, near = 3 / rough, 0.0, math.inf, rough
     for attempt in range(16):
@@ -253,6 +259,11 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
     if low == 0:  # too steep for any of them: whoever gives no usable answer is named
         _walk(clients, x, control, rate, rough, stream.at("steep"))
     return 2 * rough
+
+
+def _bound(losses: Losses, gradients: ClientVectors) -> float:
+    """Return a smoothness that there is at least: f >= 0 has |f'|^2 <= 2 L f."""
+    return float((gradients.squared_norms() / (2 * np.maximum(losses, TINY))).max())
 
 
 def _growth(
