@@ -36,7 +36,8 @@ def draw(seed: int = 0, rows: int = 300, sites: int = 4) -> dict[str, list[Any]]
 
 def read(table: Any, **more: Any) -> ef.Federation:
     given: dict[str, Any] = {"client": "site", "target": "value", "task": "regression"}
-    return ef.Federation.from_table(table, **{**given, "test": 0.25, **more})
+    made: ef.Federation = ef.Federation.from_table(table, **{**given, "test": 0.25, **more})
+    return made
 
 
 # -- knots ------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ def read(table: Any, **more: Any) -> ef.Federation:
 def test_knots_are_the_quantiles(draw_values: str) -> None:
     """Oracle: numpy's quantiles; a mark is off by a share of the deviation at most."""
     rng = np.random.default_rng(1)
-    make = {"normal": rng.normal, "lognormal": rng.lognormal, "uniform": rng.uniform,
+    make: Any = {"normal": rng.normal, "lognormal": rng.lognormal, "uniform": rng.uniform,
             "cauchy": rng.standard_cauchy}[draw_values]  # fmt: skip
     values = np.asarray(1e5 + 3 * make(size=(400, 2)))
     knots = find_knots(lambda m: count_below(values, m), values.mean(0), values.std(0))
@@ -63,7 +64,7 @@ def test_clients_tell_counts_and_their_sum_is_all_that_knots_need() -> None:
     parts = np.split(values, [20, 35, 70])
 
     def add(marks: Array) -> Array:
-        return np.sum([count_below(part, marks) for part in parts], axis=0)
+        return np.asarray(np.sum([count_below(part, marks) for part in parts], axis=0))
 
     given = values.mean(0), values.std(0)
     whole = find_knots(lambda m: count_below(values, m), *given)
@@ -160,7 +161,8 @@ def test_the_average_with_curves_is_ridge_on_columns_made_by_hand() -> None:
         rows, data.train.targets, sample_weight=weights
     )
     history = next(solve(bent, [Point(l2, curves=True)], ()))
-    made = history.predictor().answer(bent.train.inputs)[:, 0]
+    predictor: Any = history.predictor()
+    made = predictor.answer(bent.train.inputs)[:, 0]
     np.testing.assert_allclose(made, rows @ ridge.coef_, atol=1e-6)
 
 
@@ -236,7 +238,8 @@ def test_a_kept_own_model_is_a_line_in_the_columns_of_the_curve() -> None:
     new = {"site": ["s3"] * 3, "age": [20.0, 50.0, 80.0]}
     np.testing.assert_allclose(served.predictor().predict(new), [60.0, 150.0, 240.0], rtol=0.02)
     row = next(row for row in served.rows if row["chosen"])
-    assert row["test"]["loss"] == pytest.approx(served.history.last("loss", "test").values.mean())
+    record = served.history.last("loss", "test")
+    assert record is not None and row["test"]["loss"] == pytest.approx(record.values.mean())
 
 
 @pytest.mark.parametrize(

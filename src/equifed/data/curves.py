@@ -78,8 +78,8 @@ def bend(data: Federation, bent: Preparation | None = None) -> Federation:
 
     train = widen(data.train)
     assert train is not None
-    held = {"validation": widen(data.validation), "test": widen(data.test)}
-    return replace(data, train=train, **held, preparation=bent)
+    held, test = widen(data.validation), widen(data.test)
+    return replace(data, train=train, validation=held, test=test, preparation=bent)
 
 
 def find_lines(bent: Preparation) -> list[int]:

@@ -125,12 +125,13 @@ def fit_many(
 
     value, first, second = at(v)
     going, penalty = torch.ones(n, dtype=torch.bool), torch.diag(ridge.repeat(k))
-    last, metric = torch.zeros(n), None
+    last, metric = torch.full((n,), torch.inf), None
     while steps and 2 * going.sum() > n:  # those who are done wait for nobody
         steps -= 1
         gradient = (design.mT @ first + ridge[:, None] * v).mT.reshape(n, k * q)
-        flat, decrement = (None, last) if metric is None else metric.solve(gradient)
-        if metric is None or (decrement > FAST * last)[going].any():
+        metric = metric or Factored.make(sum_blocks(design, second) + penalty)
+        flat, decrement = metric.solve(gradient)
+        if (decrement > FAST * last)[going].any():
             metric = Factored.make(sum_blocks(design, second) + penalty)
             flat, decrement = metric.solve(gradient)
         last = decrement
