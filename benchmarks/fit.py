@@ -9,6 +9,7 @@ python -m benchmarks.fit
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -61,13 +62,15 @@ def main() -> None:
 def compare_alone(name: str, data: ef.Federation) -> None:
     """Print the time of own models and of one fair model, the least of three calls."""
     data = data if data.validation is not None else data.split(validation=0.2, seed=0)
-    clients = ef.simulate(data, "logistic", l2=1e-2, dtype=torch.float64)
-    stop = ef.StopWhen(at_relative_gap=1e-6)
     solver = ef.FairNewton(ef.objectives.ChiSquare(0.1))
-    calls = {
-        "fair": lambda: ef.train(solver, clients, rounds=60, stop=stop, progress=False),
-        "alone": lambda: ef.alone(data, "logistic", l2=1e-2),
-    }
+
+    def solve() -> None:
+        clients = ef.simulate(data, "logistic", l2=1e-2, dtype=torch.float64)
+        stop = ef.StopWhen(at_relative_gap=1e-6)
+        ef.train(solver, clients, rounds=60, stop=stop, progress=False)
+
+    calls: dict[str, Callable[[], object]] = {"fair": solve}
+    calls["alone"] = lambda: ef.alone(data, "logistic", l2=1e-2)
     seconds = {}
     for label, call in calls.items():
         tries = []

@@ -113,26 +113,25 @@ def fit_many(
     """
     (n, m, q), k, known = design.shape, outputs.shape[2], DERIVATIVES[loss]
 
-    def at(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def at(v: Tensor) -> tuple[Tensor, Tensor]:
         z, y = (outputs + design @ v).flatten(0, 1), targets.flatten(0, 1)
         value = (counts * known.loss(z, y).view(n, m)).sum(1) + (ridge @ v.square()).sum(1) / 2
-        first, second = known.first(z, y).view(n, m, k), known.second(z).view(n, m, k, k)
-        return (
-            value.nan_to_num(torch.inf),
-            counts[..., None] * first,
-            counts[..., None, None] * second,
-        )
+        return value.nan_to_num(torch.inf), counts[..., None] * known.first(z, y).view(n, m, k)
 
-    value, first, second = at(v)
+    def factor(v: Tensor) -> Factored:
+        second = known.second((outputs + design @ v).flatten(0, 1)).view(n, m, k, k)
+        return Factored.make(sum_blocks(design, counts[..., None, None] * second) + penalty)
+
+    value, first = at(v)
     going, penalty = torch.ones(n, dtype=torch.bool), torch.diag(ridge.repeat(k))
     last, metric = torch.full((n,), torch.inf), None
     while steps and 2 * going.sum() > n:  # those who are done wait for nobody
         steps -= 1
         gradient = (design.mT @ first + ridge[:, None] * v).mT.reshape(n, k * q)
-        metric = metric or Factored.make(sum_blocks(design, second) + penalty)
+        metric = metric or factor(v)
         flat, decrement = metric.solve(gradient)
         if (decrement > FAST * last)[going].any():
-            metric = Factored.make(sum_blocks(design, second) + penalty)
+            metric = factor(v)
             flat, decrement = metric.solve(gradient)
         last = decrement
         step = flat.view(n, k, q).mT
@@ -147,7 +146,7 @@ def fit_many(
             length[length <= SHORTEST] = 0.0
         settled = (value - found[0] <= 1e-15 * value.abs()) & (decrement < 1e-12)
         going &= (length > 0) & ~settled & (decrement > 1e-16)
-        v, (value, first, second) = there, found
+        v, (value, first) = there, found
     if steps and going.any():
         rest = design[going], outputs[going], targets[going], counts[going]
         v[going], going[going.clone()] = fit_many(*rest, loss, ridge, v[going], steps)
