@@ -24,18 +24,21 @@ ROWS = "site,age,arm,ill\n" + "".join(
 )
 
 
+@pytest.mark.parametrize("more", [[], ["--curves"]])
 def test_a_table_becomes_a_model_and_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
     for name, values in {"L2": (1e-2,), "RHOS": (0.3,), "OWN_L2": (1e-2,), "OWN_RHOS": ()}.items():
         monkeypatch.setattr(candidates, name, values)
     table, out = tmp_path / "clinics.csv", tmp_path / "run"
     table.write_text(ROWS)
-    asked = [str(table), "--client", "site", "--target", "ill", "--out", str(out), "--json"]
+    asked = [str(table), "--client", "site", "--target", "ill", "--out", str(out), "--json", *more]
     said = CliRunner().invoke(app, ["fit", *asked])
     assert said.exit_code == 0, said.stderr
     told = json.loads(said.stdout)
     assert told["choice"] and [row["chosen"] for row in told["candidates"]].count(True) == 1
+    assert any("curves" in row["candidate"] for row in told["candidates"]) == bool(more)
+    assert [site["client"] for site in told["sites"]] == ["north", "south", "west"]
     assert (out / "report.html").exists()
     predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
     assert CliRunner().invoke(app, predicted).exit_code == 0

@@ -20,7 +20,7 @@ from equifed.models.losses import DERIVATIVES, FittedLoss
 MOST_NUMBERS = 2000
 """Numbers per client that Newton's method is for: its matrix takes 32 MB."""
 STEPS = 100
-FAST = 1e-2
+FAST = 0.1
 """While steps shorten so much, squared, in a matrix, it serves for the next one."""
 SHORTEST = 2.0**-30
 FULL_RANK = 1e-5
