@@ -31,8 +31,7 @@ Scale: TypeAlias = Literal["standard"]
 Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
 Unknown: TypeAlias = Literal["other", "error"]
 
-FORMAT = 3
-READABLE = (1, 2, 3)  # 1: targets were not scaled; 2: columns had no knots
+READABLE = (1, 2, 3)  # 1: targets not scaled; 2: no knots
 OTHER = "other"
 WHOLE = re.compile(r"-?\d+")
 
@@ -198,9 +197,9 @@ class NumberColumn:
     def titles(self) -> tuple[str, ...]:
         """Names of the features that the column becomes."""
         centre, scale = (0.0, 1.0) if self.by_client else (self.centre, self.scale)
-        knots = {centre + scale * k for k in self.knots}
-        short = next(d for d in (4, 8, 17) if len({f"{k:.{d}g}" for k in knots}) == len(knots))
-        bends = (f"{self.name} above {k:.{short}g}" for k in sorted(knots))
+        told = [[f"{centre + scale * k:.{d}g}" for k in self.knots] for d in (4, 8, 17)]
+        short = next((texts for texts in told if len({*texts}) == len(texts)), told[-1])
+        bends = [f"{self.name} above {text}" for text in short]
         return (self.name, *bends, *([f"{self.name} missing"] if self.indicator else []))
 
     def encode(self, values: Sequence[Any], owners: Sequence[str | None]) -> NDArray[np.float64]:
@@ -218,7 +217,7 @@ class NumberColumn:
     def bend(self, block: Array) -> Array:
         """Return scaled values, and their excess over every knot, before what follows them."""
         over = np.maximum(block[:, :1] - np.array(self.knots, dtype=block.dtype), 0)
-        return np.hstack([block[:, :1], over, block[:, 1:]]) if self.knots else block
+        return np.hstack([block[:, :1], over, block[:, 1:]])
 
 
 @dataclass(frozen=True)
@@ -376,11 +375,11 @@ class Preparation:
         scaled = scales.get(self.scale, f"scaled ({self.scale})")  # as versions before 0.3 could
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
         bends = sum(len(getattr(column, "knots", ())) for column in self.columns)
-        curved = f"; slopes may change at {bends} values" if bends else ""
+        curved = f"; {bends} bends" if bends else ""
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
         target = "; target scaled to mean 0 and deviation 1" if self.target.is_scaled else ""
-        return f"{shape}; numbers {scaled}{whose}; {filled}{curved}{target}"
+        return f"{shape}; numbers {scaled}{whose}; {filled}{target}{curved}"
 
     # -- as JSON --------------------------------------------------------------------------------
 
@@ -388,12 +387,10 @@ class Preparation:
         """Return the value as JSON has it; :meth:`from_json` reads it back, equal to the bit."""
         kinds = {NumberColumn: "number", CategoryColumn: "category"}
         columns = [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]
-        bent = any(c.get("knots") for c in columns)
-        if not bent:  # as versions before knots wrote it, to the digest
+        if not (bent := any(c.get("knots") for c in columns)):  # as before knots, to the digest
             columns = [{k: v for k, v in c.items() if k != "knots"} for c in columns]
-        told = {"format": FORMAT if bent else 2, **asdict(self), "columns": columns}
-        plain: dict[str, Any] = json.loads(json.dumps(told, allow_nan=False))
-        return plain
+        told = {"format": 3 if bent else 2, **asdict(self), "columns": columns}
+        return dict(json.loads(json.dumps(told, allow_nan=False)))
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Preparation:
