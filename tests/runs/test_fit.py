@@ -15,7 +15,8 @@ import equifed as ef
 from equifed.data.split import Split
 from equifed.runs import candidates, outcome
 from equifed.runs import fit as fitting
-from equifed.runs.candidates import Point, Score, hold_out, pool, read_score, solve
+from equifed.runs.candidates import Point, Score, read_score, solve
+from equifed.runs.held_out import FOLDS, hold_out, pool
 from equifed.runs.linear_paths import LinearPaths, measure
 from equifed.runs.load import evaluate
 from equifed.training.files import RunFolderError
@@ -179,7 +180,7 @@ def test_other_test_rows_change_nothing_of_the_choice(tmp_path: Path) -> None:
 def test_folds_hold_every_row_out_once_and_pooled_rows_are_all_rows() -> None:
     data = draw(0.0, clients=2, rows=11)
     folds, rows = hold_out(data, seed=0)
-    assert len(folds) == candidates.FOLDS and "22 training rows" in rows
+    assert len(folds) == FOLDS and "22 training rows" in rows
     held = np.concatenate([fold.validation.client(1)[0] for fold in folds])
     assert sorted(held[:, 0]) == sorted(data.train.client(1)[0][:, 0])
     back = pool(folds[2])
@@ -303,7 +304,7 @@ def test_clients_of_one_class_and_few_rows_are_named() -> None:
 def test_clients_of_a_few_rows_are_folded_and_every_row_is_held_out_once(rows: int) -> None:
     data = draw(shift=0.5, clients=30, rows=rows)
     folds, told = hold_out(data, seed=0)
-    assert len(folds) == min(rows, candidates.FOLDS) and f"in {len(folds)} folds" in told
+    assert len(folds) == min(rows, FOLDS) and f"in {len(folds)} folds" in told
     assert sum(len(fold.validation) for fold in folds) == len(data.train)
     served = ef.fit(data)
     split = "test" if rows > 2 else "train"  # a quarter of two rows is none

@@ -14,7 +14,8 @@ from equifed.contract.arrays import Losses
 from equifed.contract.evaluation import Details
 from equifed.data.federation import Federation
 from equifed.models.predictor import Predictor, class_scores
-from equifed.runs.candidates import ENOUGH, Point
+from equifed.runs.candidates import Point
+from equifed.runs.held_out import ENOUGH
 from equifed.runs.linear_paths import LinearPaths, predict_split
 from equifed.training.history import History
 

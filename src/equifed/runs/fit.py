@@ -17,8 +17,9 @@ from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.models.predictor import Predictor
 from equifed.privacy.clients import Privacy
-from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose, hold_out
+from equifed.runs.candidates import BASE, TRIED, Choice, choose
 from equifed.runs.decisions import choose_thresholds
+from equifed.runs.held_out import SHARE, hold_out
 from equifed.runs.network_fit import clear, is_network, try_networks
 from equifed.runs.outcome import finish, tabulate
 from equifed.runs.private_fit import fit_privately

@@ -39,8 +39,8 @@ from equifed.runs.candidates import (
     find_best,
     join_names,
     refuse_other,
-    with_validation,
 )
+from equifed.runs.held_out import with_validation
 from equifed.runs.load import own_rows
 from equifed.runs.outcome import NO_TEST, add_auroc, describe_gain, list_rows, tell_apart
 from equifed.runs.personalise import Choice as Fit

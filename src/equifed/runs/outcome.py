@@ -29,8 +29,9 @@ from equifed.report.methods import Scale
 from equifed.report.verdict import compare_federation
 from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
 from equifed.runs.build import has_rare_class
-from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, pool, read_score, solve
+from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, read_score, solve
 from equifed.runs.decisions import add_decisions
+from equifed.runs.held_out import pool
 from equifed.training.history import History
 
 LEVEL = 0.05

@@ -38,8 +38,8 @@ from equifed.runs.candidates import (
     Score,
     find_best,
     model_for,
-    with_validation,
 )
+from equifed.runs.held_out import with_validation
 from equifed.runs.outcome import describe_gain, list_rows, score_rows, tell_apart
 from equifed.training.events import PRIVACY, describe_samples
 from equifed.training.history import History
