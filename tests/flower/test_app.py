@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,15 +23,18 @@ from tests.flower.grid import MemoryGrid, convex, flower_clients, memory_grid, t
 from typer.testing import CliRunner
 
 from equifed.cli import flower as flower_cli
-from equifed.flower.app import find_risks
-from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
+from equifed.flower.app import find_risks, measure_model
+from equifed.flower.app_config import AppConfig, FederationSettings, Kept, read_app_settings
 from equifed.flower.members import StartError
+from equifed.flower.rehearsal import sign_more_rounds
 from equifed.flower.trial import apps, certificates, doctor
 from equifed.flower.trial.apps import write_app
 from equifed.objectives import CVaR, WorstCase
 from equifed.runs.run import free_port
 from equifed.runs.schema import ConfigError
+from equifed.training.files import RunFolderError
 from equifed.training.history import History
+from equifed.training.keys import make_key
 
 pytestmark = pytest.mark.long
 
@@ -237,7 +241,7 @@ KEPT["plan"] = {"text": "", "signature": ""}
         (["--out", "{out}", "-c", "privacy='none'"], "privacy: a resumed run keeps"),
         (["--out", "{out}", "-c", "rounds=3 clients=2"], "clients: a resumed run keeps"),
         (["--out", "{out}", "--nodes", "2"], "has 3 clients; --nodes cannot change that to 2"),
-        (["--out", "{out}/none"], "holds no federation run"),
+        (["--out", "{out}/none"], "is not a folder"),
     ],
 )
 def test_resume_refuses_what_cannot_change(
@@ -247,6 +251,48 @@ def test_resume_refuses_what_cannot_change(
     words = [word.format(out=tmp_path) for word in options]
     found = CliRunner().invoke(flower_cli.app, ["resume", str(tmp_path), *words])
     assert found.exit_code == 2 and message in found.output
+
+
+@pytest.mark.parametrize("where", [("algorithm", "name"), ("model", "name"), ("data", "name")])
+def test_a_folder_brings_no_code_into_a_federation(where: tuple[str, str], tmp_path: Path) -> None:
+    """What flower.json of a stranger names is loaded only if the app at hand names it, too."""
+    app, (table, key), ran = AppConfig.from_dict(TABLE), where, tmp_path / "ran"
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nclass Made: ...\n")
+    config = {**TABLE, table: {**TABLE[table], key: f"{evil}:Made"}}
+    (tmp_path / "flower.json").write_text(json.dumps({**KEPT, "config": config}))
+    kept, asked = Kept(tmp_path), FederationSettings(3, start=str(tmp_path))
+    for use in (
+        lambda: kept.config(app),
+        lambda: kept.apply(app, asked),
+        lambda: measure_model(Mock(), app, asked),
+    ):
+        with pytest.raises(StartError, match=r"evil\.py:Made"):
+            use()
+    assert not ran.exists()
+    (tmp_path / "flower.json").write_text(json.dumps({**KEPT, "config": TABLE}))
+    assert Kept(tmp_path).config(app).model == app.model
+
+
+def test_nobody_signs_more_rounds_for_code_of_a_stranger(tmp_path: Path) -> None:
+    """The operator's key lies on the machine that reads the folder."""
+    folder, ran = tmp_path / "more_rounds", tmp_path / "ran"
+    write_app(folder, data="penguins")
+    (tmp_path / "evil.py").write_text(f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n")
+    make_key(tmp_path / "keys", "anna")
+    config = {**TABLE, "algorithm": {"name": f"{tmp_path / 'evil.py'}:Made"}}
+    (tmp_path / "flower.json").write_text(json.dumps({**KEPT, "config": config}))
+    with pytest.raises(StartError, match=r"evil\.py:Made"):
+        sign_more_rounds(folder, tmp_path, [], tmp_path / "keys" / "anna.key")
+    assert not ran.exists()
+
+
+def test_a_linked_flower_json_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "secret").write_text(json.dumps(KEPT))
+    (tmp_path / "run" / "flower.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(RunFolderError, match="symbolic link"):
+        Kept(tmp_path / "run")
 
 
 def test_resume_says_when_a_run_is_complete(tmp_path: Path) -> None:

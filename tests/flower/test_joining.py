@@ -113,9 +113,8 @@ def finish(root: Path, **more: dict[str, Any]) -> tuple[MemoryGrid, Path]:
 
 
 def measure(grid: MemoryGrid, out: Path) -> Any:
-    return measure_model(
-        grid, FederationSettings(4, deadlines=QUICK, do="evaluate", start=str(out))
-    )
+    asked = FederationSettings(4, deadlines=QUICK, do="evaluate", start=str(out))
+    return measure_model(grid, AppConfig.from_dict(CONFIG), asked)
 
 
 def test_a_table_in_other_units_joins_nothing(tmp_path: Path) -> None:

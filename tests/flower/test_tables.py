@@ -407,7 +407,8 @@ def test_sites_get_the_shared_part_with_their_own(steps: str, tmp_path: Path) ->
     grid.offline = set()
     (trained,) = folders["East"].iterdir()
     start = str(tmp_path / "run")
-    found = measure_model(grid, FederationSettings(4, deadlines=QUICK, do="evaluate", start=start))
+    asked = FederationSettings(4, deadlines=QUICK, do="evaluate", start=start)
+    found = measure_model(grid, AppConfig.from_dict(table), asked)
     shared, pooled = history.parameters["1.weight"], pool(tmp_path)
     for delivered in (path for folder in folders.values() for path in folder.iterdir()):
         who = delivered.parent.name

@@ -64,7 +64,7 @@ def make_server_app(config: AppConfig) -> ServerApp:
             if settings.do == "statistics":
                 show_statistics(grid, settings, say, make_plan(config, settings))
             elif settings.do == "evaluate":
-                measure_model(grid, settings)
+                measure_model(grid, config, settings)
             else:
                 run_federation(grid, config, settings)
         except Exception as error:
@@ -148,15 +148,17 @@ def join(
     return FlowerClients(mailbox, members, hidden)
 
 
-def measure_model(grid: Grid, settings: FederationSettings) -> dict[str, dict[str, Any]]:
+def measure_model(
+    grid: Grid, app: AppConfig, settings: FederationSettings
+) -> dict[str, dict[str, Any]]:
     """Let sites measure the model of a finished run on their rows, and deliver it.
 
     Sites that were not in that run are compared with those that were, and their rows are prepared
     as the others' were; nothing is trained.
     """
     folder = Path(settings.start)
-    kept, model = Kept(folder), read_model(folder)
-    config = AppConfig.from_dict(kept.told["config"])
+    kept = Kept(folder)
+    config, model = kept.config(app), read_model(folder)
     clients = join(grid, config, replace(settings, privacy=kept.told["privacy"]))
     splits = choose_splits(config, replace(settings, privacy=kept.told["privacy"]))
     found: dict[str, dict[str, Any]] = {name: {} for name in clients.names}

@@ -50,7 +50,9 @@ from equifed.runs.schema import (
     mismatch,
     settings,
 )
+from equifed.training.files import UNREADABLE, Damaged, StoredRun
 from equifed.training.final_model import GiveOut, StopWhen
+from equifed.training.folder import find_addresses
 from equifed.training.history import History
 from equifed.training.tables import PREPARATION
 
@@ -350,16 +352,25 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self.told = told = json.loads((folder / FLOWER).read_text(encoding="utf-8"))
-            path = folder / PREPARATION
-            self.preparation = json.loads(path.read_text("utf-8")) if path.exists() else None
+            run = StoredRun(folder)
+            self.told = told = run.json(FLOWER)
+            self.preparation = run.json(PREPARATION) if PREPARATION in run else None
             self.run, self.names = str(told["run"]), [str(c["name"]) for c in told["clients"]]
             self.deadlines = Deadlines(**told["deadlines"])
             _ = told["privacy"], int(told["rounds"]), told["config"]["algorithm"]
             _ = told["plan"]["text"], told["plan"]["signature"]
             _ = told["model"], told["schema"]["input_shape"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (*UNREADABLE, Damaged):
             raise StartError(f"{folder} holds no federation run to resume.") from None
+
+    def config(self, app: AppConfig) -> AppConfig:
+        """Return what was trained; refuse code that the app does not name: who made the folder?"""
+        if foreign := find_addresses(self.told["config"]) - find_addresses(app.to_dict()):
+            raise StartError(
+                f"{FLOWER} names code that this app does not: {', '.join(sorted(foreign))}. Take "
+                "the app that the run was started with."
+            )
+        return AppConfig.from_dict(self.told["config"])
 
     def apply(
         self, config: AppConfig, settings: FederationSettings
@@ -376,7 +387,7 @@ class Kept:
                 f"The run was started with {wrong[0]} = {same[wrong[0]]!r}, to which its clients "
                 f"agreed; a resumed run cannot change it to {getattr(settings, wrong[0])!r}."
             )
-        kept = AppConfig.from_dict(self.told["config"])
+        kept = self.config(config)
         changed = [name for name in ("on_missing", *DEADLINES) if name in settings.changes]
         waits = {name: getattr(settings.deadlines, name) for name in changed}
         rounds, start = settings.rounds or int(self.told["rounds"]), self.told.get("start") or ""

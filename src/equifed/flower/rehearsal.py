@@ -329,7 +329,8 @@ def sign_run(
 def sign_more_rounds(folder: Path, out: Path, given: Sequence[str], key: Path) -> str:
     """Return the signed plan of an app's run that goes on with more rounds, as one word."""
     import_from(folder)
+    (path,) = folder.glob("*/equifed.toml")
     kept, changes = Kept(out), parse_node_config(" ".join(given))
-    config, plan = AppConfig.from_dict(kept.told["config"]), read_plan(kept.told["plan"]["text"])
+    config, plan = kept.config(AppConfig.read(path)), read_plan(kept.told["plan"]["text"])
     rounds = max(int(changes.get("rounds", 0)), plan.rounds)
     return pack_plan(sign_plan(lengthen(plan, config, rounds), read_private(key)))
