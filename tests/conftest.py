@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("no clock", deadline=None)
+settings.load_profile("no clock")
 
 BESIDE = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from equifed.cli import terminal
 from equifed.cli.main import app, main
+from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training import loop as training
 from equifed.training.final_model import StopWhen
@@ -369,14 +371,53 @@ def test_a_signal_saves_the_round_and_says_how_to_resume(
     assert (out / "checkpoint" / f"{rounds:08d}.json").exists()
 
 
-def test_errors_of_ones_own_code_name_its_line(config: Any, tmp_path: Path) -> None:
-    (tmp_path / "broken_parts.py").write_text(
-        "def model(input_shape, outputs):\n    return {}[input_shape]\n"
-    )
+@pytest.mark.parametrize("line", ["return {}[input_shape]", "raise ValueError", "open('/none/x')"])
+def test_errors_of_ones_own_code_name_its_line(config: Any, tmp_path: Path, line: str) -> None:
+    (tmp_path / "broken_parts.py").write_text(f"def model(input_shape, outputs):\n    {line}\n")
     model = {"name": "broken_parts.py:model", "loss": "cross_entropy"}
     result = equifed("run", config(model=model), "--out", tmp_path / "out")
     assert result.exit_code != 0 and "should not happen" not in result.stderr
-    assert "broken_parts.py, line 2, in model: return {}[input_shape]" in result.stderr
+    assert f"broken_parts.py, line 2, in model: {line}" in result.stderr
+
+
+def test_errors_of_ones_own_code_in_another_process_name_its_line(tmp_path: Path) -> None:
+    """What came from a process has no frames, only their text in its cause."""
+    (tmp_path / "mine.py").touch()
+    error = KeyError("x")
+    error.__cause__ = RuntimeError(f'''
+"""
+Traceback (most recent call last):
+  File "{terminal.__file__}", line 1, in outer
+    inner()
+  File "{tmp_path / "mine.py"}", line 2, in fail
+    return {{}}["x"]
+  File "{json.__file__}", line 3, in within_a_package
+    pass
+"""''')
+    told, status = terminal._explain(error)
+    assert 'mine.py, line 2, in fail: return {}["x"]' in told and "should not" not in told
+    assert status == 1 and "should not happen" in terminal._explain(KeyError("x"))[0]
+
+
+def test_who_interrupts_a_run_with_own_code_is_told_how_to_resume_it(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parts.py").write_text(
+        "from torch import nn\ndef model(input_shape, outputs): return nn.Linear(1, outputs)\n"
+    )
+    model = {"name": "parts.py:model", "loss": "cross_entropy"}
+
+    def begin(parsed: Any, out: Path, **more: Any) -> None:
+        out.mkdir()
+        (out / "config.toml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "run", begin)
+    for given, told in ({"model": model}, " --trust"), ({}, ""):
+        out = tmp_path / f"out{told.strip()}"
+        result = equifed("run", config(**given), "--out", out)
+        assert result.exit_code == 130
+        assert f"equifed resume {out}{told}\n" in result.stderr
 
 
 @pytest.mark.parametrize("device", ["1.5", "true", "[1]"])

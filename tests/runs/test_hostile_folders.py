@@ -527,12 +527,23 @@ ELSEWHERE = {
     "training/keys.py": "a person's own keys, and an evidence pack to verify, bound in size",
     "privacy/ledger.py": "a site's own ledger, at a path of its policy",
     "privacy/plan.py": "ledgers that somebody names to equifed privacy",
+    "flower/account.py": "a site's own ledger",
+    "flower/app_config.py": "the pyproject.toml of the app that somebody runs",
+    "flower/fleet.py": "the audit log",
+    "flower/flwr_private.py": "messages of Flower",
+    "flower/memory.py": "a site's own memory",
+    "flower/node.py": "keys and programs of a site, messages of Flower",
+    "flower/site.py": "a site's own app, policy and data",
+    "flower/trial/apps.py": "templates of the package",
+    "flower/trial/deploy.py": "keys and logs of a trial that it has just begun",
+    "flower/trial/doctor.py": "a site's own keys",
+    "flower/worker.py": "a site's own ledger",
     "runs/config.py": "the configuration that somebody gives to run",
     "runs/evidence.py": "pages that it has just written, and the zip that it writes in memory",
     "report/page.py": "templates of the package",
 }
-OTHERS = ("flower/", "datasets/", "data/", "models/architectures.py")
-"""Tables, sites and data sets: not run folders; what they read, their owner has chosen."""
+OTHERS = ("datasets/", "data/", "models/architectures.py")
+"""Tables and data sets: not run folders; what they read, their owner has chosen."""
 
 
 def find_openings(source: str) -> list[int]:

@@ -232,7 +232,8 @@ def run(
         print_json(found) if json else typer.echo(describe_estimate(found))
         return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
-    with resumable(f"equifed resume {folder}", folder):
+    trusted = " --trust" if parsed.loaded_code else ""
+    with resumable(f"equifed resume {folder}{trusted}", folder):
         with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(
                 parsed, folder, overwrite=overwrite, callbacks=[bar], track=track or []
@@ -258,7 +259,7 @@ def resume(
     """Resume an interrupted run. The result is identical to an uninterrupted one."""
     if workers > 1:
         _run_in_processes(workers, *(["--trust"] if trust else []))
-    with resumable(f"equifed resume {folder}", folder):
+    with resumable(f"equifed resume {folder}{' --trust' if trust else ''}", folder):
         from equifed.runs import run as runs
         from equifed.training.folder import is_complete
         from equifed.training.trackers import ProgressBar

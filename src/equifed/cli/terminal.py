@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import sysconfig
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import format_exception
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +29,8 @@ EXIT_CODES = (
     "folders, and nothing was run; 130 interrupted."
 )
 """The only place that says them; every command keeps to it."""
+TRACEBACK = "EQUIFED_TRACEBACK=1 shows"
+FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n +(.+)')
 
 
 # -- options that mean the same in every command ----------------------------------------------
@@ -150,6 +153,13 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
+    message, code = _find_words(error)
+    if own := _find_own_line(error):  # where it went wrong; else the line that led there
+        return f"{message or type(error).__name__}\n{own}\n{TRACEBACK} the rest.", code
+    return message, code
+
+
+def _find_words(error: Exception) -> tuple[str, int]:
     from equifed.training.checkpoint import CheckpointError
     from equifed.training.files import Changed, RunFolderError
     from equifed.training.play_round import TrainingError
@@ -164,19 +174,22 @@ def _explain(error: Exception) -> tuple[str, int]:
     if of_flower or isinstance(error, ValueError | RunFolderError | OSError):
         return str(error), getattr(error, "exit_code", BAD_INPUT)
     unexpected = f"{type(error).__name__}: {error}"
-    if own := _find_own_line(error):
-        return f"{unexpected}\n{own}\nEQUIFED_TRACEBACK=1 shows the rest.", FAILED
-    return f"{unexpected}\nThis should not happen; EQUIFED_TRACEBACK=1 shows where.", FAILED
+    if _find_own_line(error):
+        return unexpected, FAILED
+    return f"{unexpected}\nThis should not happen; {TRACEBACK} where.", FAILED
 
 
 def _find_own_line(error: Exception) -> str:
-    """Return where code that is neither ours nor a package's went wrong; "" if none did."""
+    """Return where code that is neither ours nor a package's was last at work; "" if none was.
+
+    It is looked for in the text, which also has what another process or an earlier error said.
+    """
     ours = Path(__file__).parents[1]
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
+    for file, line, name, source in reversed(FRAME.findall("".join(format_exception(error)))):
+        path = Path(file)
         if path.is_file() and not any(path.is_relative_to(place) for place in (ours, *library)):
-            return f"{path}, line {frame.lineno}, in {frame.name}: {frame.line}"
+            return f"{path}, line {line}, in {name}: {source}"
     return ""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -193,14 +194,15 @@ def choose_faster(stacked: StackedClients, loop: LoopClients, x: Tensor) -> Simu
     """Return the engine whose gradients at x take less time; its ``choice`` says so."""
     model, device = stacked.model, stacked.model.device
     most = min(MOST_CLIENTS[device.type], MOST_NUMBERS // model.size)
-    count = max(1, min(len(stacked.names), most))
+    held = np.flatnonzero(stacked.sizes)[: max(1, most)]  # a process of a group has some of them
+    count = len(held)
     shapes = [*model.all_shapes.items()], stacked._inputs.shape[1:]
     where = model.dtype, device, torch.get_num_threads(), count
     kind = repr((str(model.module), shapes, where))
     if kind not in _KNOWN:
         ways: dict[str, Callable[[], object]] = {}
         for clients in (stacked, loop):
-            some = clients.subset(range(count))
+            some = clients.subset(held)
             some.traffic = Traffic(len(clients.names))  # nothing of this is an exchange
             ways[clients.engine] = partial(some.value_and_gradient, x, Stream(0), BATCH)
         seconds = measure(ways, device)

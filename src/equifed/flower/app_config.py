@@ -364,7 +364,7 @@ class Kept:
             raise StartError(f"{folder} holds no federation run to resume.") from None
 
     def config(self, app: AppConfig) -> AppConfig:
-        """Return what was trained; refuse code that the app does not name: who made the folder?"""
+        """Return what was trained; refuse code that the app at hand does not name."""
         if foreign := find_addresses(self.told["config"]) - find_addresses(app.to_dict()):
             raise StartError(
                 f"{FLOWER} names code that this app does not: {', '.join(sorted(foreign))}. Take "

@@ -294,7 +294,7 @@ def _tabulate(history: History) -> list[str]:
     columns = {plain(f"{split} {metric}"): history.last(metric, split) for split, metric in shown}
     for told, name in ((history.without_own, "without own part"), (history.alone, "alone")):
         if told is not None:
-            columns[f"{told.split} {told.metric} {name}"] = told
+            columns[plain(f"{told.split} {told.metric} {name}")] = told
     weights = history.weights[max(history.weights)] if history.weights else None
     head = ["client", *columns, *(["weight"] if weights is not None else [])]
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
@@ -316,14 +316,15 @@ def _list_limits(history: History) -> list[str]:
         if clients:
             sign = find_metric(metric).sign
             worst, best = (f(clients, key=lambda name: sign * clients[name]) for f in (min, max))
+            what = plain(f"{split} {metric}")
             lines.append(
-                f"- Served worst by {split} {metric}: {plain(worst)} ({clients[worst]:.4g}); best: "
+                f"- Served worst by {what}: {plain(worst)} ({clients[worst]:.4g}); best: "
                 f"{plain(best)} ({clients[best]:.4g})."
             )
         unmeasured = [name for name in history.names if name not in clients]
         if unmeasured:
             unknown = plain(join_names(unmeasured, 12))
-            lines.append(f"- Without {split} samples, so not measured: {unknown}.")
+            lines.append(f"- Without {plain(split)} samples, so not measured: {unknown}.")
         if split == "train":
             lines.append("- Measured on training samples alone: expect worse on new ones.")
     lines += [f"- {plain(sentence)}" for sentence in history.summary()["warnings"]]
@@ -345,9 +346,13 @@ def _settings(table: Any) -> str:
     return code(table.get("name", "")) + (f" ({plain(rest)})" if rest else "")
 
 
+MARKS = re.compile(r"[\\`*\[\]<>|~]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
+"""What means something to Markdown; an underscore inside a word does not."""
+
+
 def plain(text: object) -> str:
     """Return a text of somebody else's that Markdown shows as it is, in one line."""
-    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", show_text(str(text)))
+    return MARKS.sub(r"\\\g<0>", show_text(str(text)))
 
 
 def code(text: object) -> str:

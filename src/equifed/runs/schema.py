@@ -368,7 +368,7 @@ def construct(
     except ConfigError:
         raise
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigError([_at(path, str(error))]) from error
+        raise ConfigError([_at(path, str(error) or type(error).__name__)]) from error
 
 
 def choose(section: str, table: Table, path: str, sizes: Sizes = None, **given: Any) -> Any:

@@ -49,6 +49,11 @@ FILES = (*RECORDED, *DESCRIBED)
 
 FORMAT = 2
 """Of run folders and checkpoints; those of version 0.1 carry no number."""
+TOLD = {
+    **dict.fromkeys(("quarantine", "guard", "watch"), ("client", "round", "reason")),
+    **dict.fromkeys(("warning", "note", "stopped"), ("reason",)),
+}
+"""What an event must have, by its kind."""
 PACKAGES = ("equifed", "torch", "numpy", "scipy")
 """What numbers depend on."""
 
@@ -143,6 +148,14 @@ class GivenOut:
     objective: float | None = None
     capped: bool = False  # the gap says no more than that objectives have a smallest value
 
+    def __post_init__(self) -> None:
+        numbers = (self.gap, self.distance, self.objective)
+        kinds = ("last", "certified", "average", "validation")
+        whole = isinstance(self.round, int) and isinstance(self.capped, bool)
+        right = whole and all(isinstance(x, int | float | None) for x in numbers)
+        if not right or self.kind not in kinds or (self.kind == "certified" and self.gap is None):
+            raise ValueError(f"it gave out {str(self.kind)[:60]!r}, which no run does")
+
     def __str__(self) -> str:
         if self.kind == "last":
             return f"returned the last model, that of round {self.round}"
@@ -221,10 +234,13 @@ def read_events(run: StoredRun) -> list[dict[str, Any]]:
     with reading(run / EVENTS):
         events = [json.loads(line) for line in _whole_lines(run, EVENTS).split("\n") if line]
         for event in events:
-            if not (isinstance(event.get("client", ""), str | None)
-                    and isinstance(event.get("round", 0), int | None)):  # fmt: skip
-                raise ValueError("an event's client is not a text, or its round not a whole number")
-        return [{**event, "event": str(event["event"])} for event in events]
+            needed = ("event", *TOLD.get(str(event["event"]), ()))
+            for key, kind in {"event": str, "reason": str, "client": str, "round": int}.items():
+                if not isinstance(event.get(key), kind if key in needed else kind | None):
+                    raise ValueError(f"an event has {str(event.get(key))[:60]!r} as its {key}")
+            if event["event"] == "given out":
+                _ = GivenOut(**event["given_out"])
+        return events
 
 
 def _read_rows(run: StoredRun, table: str) -> list[list[str]]:
