@@ -17,6 +17,7 @@ from torch import nn
 import equifed as ef
 from equifed.contract.streams import Stream
 from equifed.engines import simulate as choose
+from equifed.engines.distributed import cut_shard
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked import compiling
 from equifed.engines.stacked.clients import StackedClients
@@ -49,6 +50,13 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, engine: type) -> None:
         return method(self, *arguments)
 
     monkeypatch.setattr(engine, "value_and_gradient", sleepy)
+
+
+def test_a_process_of_a_group_measures_on_the_clients_that_it_holds() -> None:
+    """The others stay in its part of the data, empty."""
+    shard = cut_shard(images(), np.array([False, False, True]))
+    told = ef.simulate(shard, network(), cross_entropy).choice
+    assert told is not None and "gradients of 1 clients" in told
 
 
 @pytest.mark.parametrize(
