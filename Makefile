@@ -68,7 +68,7 @@ test-slow: $(VENV)/.installed-dev
 
 # The short tests with the newest and the lowest versions allowed, on every interpreter at hand.
 test-versions: $(VENV)/.installed-dev
-	UV=$(RUN)uv scripts/test_versions.sh $(VERSIONS)
+	UV=$(RUN)uv scripts/test_versions.sh $(VERSIONS) "$(PYTHONS)"
 
 # Ratios of rounds to what they cannot avoid, on one thread; no part of the tests.
 bench: $(VENV)/.installed-dev
