@@ -250,7 +250,7 @@ def write_groups(lost: Lost) -> str:
         [name, *(" / ".join(f"{v + 0.0:.1f}" for v in lost[name, *column]) for column in columns)]
         for name in names
     ]
-    return _table([["liars, lie", *head], *rows])
+    return write_table([["liars, lie", *head], *rows])
 
 
 def write_gains(gains: Gains) -> str:
@@ -263,10 +263,11 @@ def write_gains(gains: Gains) -> str:
 
     rows = [[n, *(cell(gains[n, *c], k) for c in CASES for k in (0, 1))] for n in names]
     head = [f"f = {f}, {hard} hard: {who}" for f, hard in CASES for who in ("worst", "hard ones")]
-    return _table([["", *head], *rows])
+    return write_table([["", *head], *rows])
 
 
-def _table(rows: list[list[str]]) -> str:
+def write_table(rows: list[list[str]]) -> str:
+    """Return a Markdown table of rows, the first of which is its head."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -84,7 +85,8 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "model": (lambda n: n.update(model="another"), "client-2 built another model than the server"),
     "name": (lambda n: n.update(name="client-1"), "Two nodes have the name 'client-1'"),
-    "nonsense": (lambda n: n.pop("sizes"), "the hello is incomplete"),
+    "nonsense": (lambda n: n.pop("sizes"), "client-2: the hello is incomplete"),
+    "no samples": (lambda n: n["sizes"].update(train=0), "client-2: the hello names no samples"),
 }
 
 
@@ -94,6 +96,14 @@ def test_a_client_that_does_not_fit_is_named(case: str, grid: MemoryGrid) -> Non
     grid.tamper = hello(change)
     with pytest.raises(StartError, match=message):
         flower_clients(grid, task())
+
+
+def test_accents_in_two_ways_are_one_name() -> None:
+    said = {i: Mock(partition=None) for i in range(3)}
+    for i, name in enumerate(["Orl\u00e9ans", "Orle\u0301ans", "west"]):
+        said[i].name = name
+    with pytest.raises(StartError, match="Two nodes have the name 'Orl\u00e9ans'"):
+        handshake.sort_nodes(said, None)
 
 
 def test_another_protocol_is_named(grid: MemoryGrid) -> None:

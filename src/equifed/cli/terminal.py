@@ -21,7 +21,7 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from rich.console import Console
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT, INTERRUPTED, LONGEST = 1, 2, 130, 4000
 COMMAND_LINE: type[Exception] = typer.BadParameter.__mro__[2]
 """What the parser raises: click's ClickException; newer versions of typer have their own."""
 EXIT_CODES = (
@@ -196,6 +196,6 @@ def _find_own_line(error: Exception) -> str:
 def _fail(message: str, code: int) -> None:
     from equifed.contract.arrays import show_text
 
-    for line in message.split("\n"):
-        print(f"equifed: {show_text(line)}", file=sys.stderr)
+    for line in map(show_text, message.split("\n")):  # a name may have a million letters
+        print(f"equifed: {line[:LONGEST]}{'...' * (len(line) > LONGEST)}", file=sys.stderr)
     raise typer.Exit(code)

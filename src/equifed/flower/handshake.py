@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -343,7 +344,8 @@ def _explain_start(
 def sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:
     """Return the nodes in the order of their clients; refuse two of one name, and others."""
     names = [hello.name for hello in hellos.values()]
-    double = sorted({name for name in names if names.count(name) > 1})
+    look = [unicodedata.normalize("NFC", name) for name in names]  # accents in one way
+    double = sorted({name for name in look if look.count(name) > 1})
     if double:
         raise StartError(
             f"Two nodes have the name {double[0]!r}; give each node its own name with "

@@ -277,14 +277,16 @@ class Exchange:
 
     def _judge(self, i: int, received: Received) -> None:
         """Decide about a reply; whatever it does to us is its sender's failure."""
+        self.sender = ""  # as it calls itself
         try:
             if received.message is None:
                 raise WireError(received.problem)
             self._read(i, received.message)
         except WireError as error:
-            self._fail(i, "bad", str(error))
+            self._fail(i, "bad", str(error), self.sender)
         except Exception as error:
-            self._fail(i, "bad", f"sent a reply that cannot be used ({type(error).__name__})")
+            what = f"sent a reply that cannot be used ({type(error).__name__})"
+            self._fail(i, "bad", what, self.sender)
 
     def _read(self, i: int, message: Message) -> None:
         if message.has_error():
@@ -297,7 +299,7 @@ class Exchange:
         self.mailbox.traffic.up[i] += count_bytes(message.content)
         limit = max(REPLY_LIMIT, HEADER_SHARE * clients)
         reply = Reply.from_records(message.content, limit)
-        name = str(reply.numbers.get("name", ""))[:200]
+        self.sender = name = str(reply.numbers.get("name", ""))[:200]
         if reply.error and not reply.op:  # it could not even read the request, and says why
             self._fail(i, "error", f"{reply.error}: {reply.text}", name)
         elif (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
