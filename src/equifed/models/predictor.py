@@ -164,7 +164,15 @@ class Predictor:
         """Return scores: of the second of two classes (rows,), else of every class."""
         if self.classes is None:
             raise ValueError("A regression has no classes to score; use predict.")
-        return class_scores(self._outputs(rows, client))
+        return self._score(self._outputs(rows, client))
+
+    def _score(self, outputs: Array) -> Array:
+        """Return scores of all classes, if there are as many as the module tells apart."""
+        scores, known = class_scores(outputs), len(self.classes or ())
+        told = 2 if scores.ndim == 1 else scores.shape[1]
+        if told != max(2, known):
+            raise ValueError(f"The model tells {told} classes apart, but {known} are named.")
+        return scores
 
     def features(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the rows as the module sees them, or say what is wrong with them."""
@@ -317,7 +325,7 @@ class Predictor:
             targets = self.in_units(split.targets)
             return owners, targets, self.in_units(outputs).reshape(targets.shape)
         known = np.asarray(self.classes)
-        return owners, known[split.targets], self.name_likeliest(class_scores(outputs))
+        return owners, known[split.targets], self.name_likeliest(self._score(outputs))
 
     def run_module(self, module: nn.Module, features: Array) -> Array:
         """Return the outputs of a module for prepared rows in float64, shape (rows, outputs)."""

@@ -35,7 +35,7 @@ from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_s
 from equifed.runs.build import build_module, load_data
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.training.files import RunFolderError, StoredRun, digest
+from equifed.training.files import RunFolderError, StoredRun, digest, reading
 from equifed.training.folder import open_run_folder
 from equifed.training.history import History
 from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_model, read_names
@@ -95,7 +95,11 @@ def read_predictor(
         return _read_exported(run)
     made = _read_made(run)
     told, weights = made["samples"], read_model(run) or {}
-    module, more = (_open_config if CONFIG in run else _open_python_run)(run, made, model, weights)
+    if CONFIG in run:
+        module, more = _open_config(run, made, model, weights)
+    else:
+        with reading(run / RUN):
+            module, more = _open_python_run(run, made, model, weights)
     more["own"] = _read_personalised(run) if personalised else _read_own(run, more["own"])
     more["layout"] = layout = Layout.from_json(told.get("layout"))
     try:
@@ -150,7 +154,22 @@ def _read_made(run: StoredRun) -> dict[str, Any]:
             "vectors alone, or another version wrote it. Load model.safetensors into your module, "
             "or train again."
         )
+    with reading(run / RUN):
+        _check_samples(**made["samples"])
     return made
+
+
+def _check_samples(
+    input_shape: Any, target_shape: Any, classes: Any, class_names: Any, tokens: Any,
+    outputs: Any = 0, **more: Any,
+) -> None:  # fmt: skip
+    """Refuse samples that are described in other types than runs have, or classes left out."""
+    numbers = [*input_shape, *target_shape, outputs, 0 if classes is None else classes]
+    whole = isinstance(tokens, bool) and all(isinstance(n, int) and n >= 0 for n in numbers)
+    if not whole or not all(isinstance(name, str) for name in class_names):
+        raise ValueError("its samples have shapes, classes or names of other types than in a run")
+    if class_names and len(class_names) != classes:
+        raise ValueError(f"{classes} classes have {len(class_names)} names")
 
 
 def need_config(run: StoredRun) -> RunConfig:
@@ -344,7 +363,7 @@ def evaluate(
     told = RunConfig.of_run(run).model if CONFIG in run else made  # of equifed.train, or of fit
     losses = SECTIONS["losses"]
     named = {e.load().__name__: e.load() for e in losses.entries().values()}
-    if CONFIG not in run and told["loss"] not in named:
+    if CONFIG not in run and str(told.get("loss")) not in named:
         raise RunFolderError(f"{run.path} has a loss of your own; use equifed.load_predictor.")
     loss = losses[told["loss"]].load() if CONFIG in run else named[told["loss"]]
     dtype, own = getattr(torch, told["dtype"]), predictor.own
