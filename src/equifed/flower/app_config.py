@@ -50,7 +50,8 @@ from equifed.runs.schema import (
     mismatch,
     settings,
 )
-from equifed.training.files import UNREADABLE, Damaged, StoredRun
+from equifed.training.checkpoint import UNUSABLE
+from equifed.training.files import StoredRun
 from equifed.training.final_model import GiveOut, StopWhen
 from equifed.training.folder import find_addresses
 from equifed.training.history import History
@@ -360,7 +361,7 @@ class Kept:
             _ = told["privacy"], int(told["rounds"]), told["config"]["algorithm"]
             _ = told["plan"]["text"], told["plan"]["signature"]
             _ = told["model"], told["schema"]["input_shape"]
-        except (*UNREADABLE, Damaged):
+        except UNUSABLE:
             raise StartError(f"{folder} holds no federation run to resume.") from None
 
     def config(self, app: AppConfig) -> AppConfig:
