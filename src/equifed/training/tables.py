@@ -154,7 +154,7 @@ class GivenOut:
         whole = isinstance(self.round, int) and isinstance(self.capped, bool)
         right = whole and all(isinstance(x, int | float | None) for x in numbers)
         if not right or self.kind not in kinds or (self.kind == "certified" and self.gap is None):
-            raise ValueError(f"it gave out {str(self.kind)[:60]!r}, which no run does")
+            raise ValueError(f"it returned {str(self.kind)[:60]!r}, which no run does")
 
     def __str__(self) -> str:
         if self.kind == "last":
