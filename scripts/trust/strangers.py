@@ -214,7 +214,8 @@ class Watcher:
             return
         at = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         allowed = (str(case.gift), str(case.mine), *(() if writes else (str(case.made), *LIBRARY)))
-        scratch = at.startswith(os.path.join(tempfile.gettempdir(), "tmp"))
+        places = ("tmp", "torchinductor_")  # a folder of ours, and one of torch's
+        scratch = at.startswith(tuple(os.path.join(tempfile.gettempdir(), p) for p in places))
         scratch |= at == str(case.place) and not writes
         if not scratch and not any(at == root or at.startswith(root + "/") for root in allowed):
             self.seen.append(f"{what} {at}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, log_loss
 from tests.models.test_predictor import draw_table
@@ -19,6 +21,7 @@ import equifed as ef
 from equifed.cli.main import app
 from equifed.cli.model import _write_cells
 from equifed.report import write_card
+from equifed.report.page import plain
 from equifed.runs.config import RunConfig
 from equifed.training.files import RunFolderError
 
@@ -281,6 +284,19 @@ def test_a_model_card_shows_names_as_they_are(tmp_path: Path) -> None:
     assert f"- Url: {shown}" in card and f"- Name: {shown};" in card
     bare = card.replace(shown, "")
     assert "img" not in bare and "\n# d" not in bare and "http" not in bare
+
+
+@pytest.mark.parametrize(
+    "name", ["_x_", "__x__", "a_b_c", "a__b", "~~x~~", "&copy; a", "&amp;", "a & b", "![x](y)",
+             "<!-- x", "&#60;b&#62;", "x\\", "***", "`a``b`", "a|b", "\\|", "[a](javascript:b)"],
+)  # fmt: skip
+def test_markdown_shows_a_name_as_it_is(name: str) -> None:
+    shown = (
+        MarkdownIt("commonmark")
+        .enable(["table", "strikethrough"])
+        .render(f"| head |\n|---|\n| {plain(name)} |\n")
+    )
+    assert html.unescape(shown.split("<td>")[1].split("</td>")[0]) == name
 
 
 def test_kept_cells_are_no_formulas() -> None:

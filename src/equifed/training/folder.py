@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from equifed.contract.arrays import Weights, to_cell
+from equifed.contract.arrays import Weights, show_text, to_cell
 from equifed.contract.clients import Group
 from equifed.contract.evaluation import Hits
 from equifed.training import checkpoint, files, tables
@@ -175,8 +175,8 @@ class RunFolder:
         if found != self.names:
             raise RunFolderError(
                 f"{self.path / tables.CLIENTS} is damaged or of another run: it names "
-                f"{len(found)} clients, {', '.join(found[:3])[:200]}, ...; the data have "
-                f"{len(self.names)}, {', '.join(self.names[:3])[:200]}, ..."
+                f"{len(found)} clients, {_first(found)}; the data have {len(self.names)}, "
+                f"{_first(self.names)}"
             )
         check = partial(_check_tables, run) if self.writes else None
         round, state, extra = checkpoint.load(self.checkpoints, template, check)
@@ -208,6 +208,10 @@ class RunFolder:
         """Go on with a table as it is now."""
         content = self.open().read(name)
         self._lengths[name], self._sums[name] = len(content), hashlib.sha256(content)
+
+
+def _first(names: Sequence[str]) -> str:
+    return show_text(", ".join(names[:3])[:200]) + ", ..."
 
 
 def _to_csv(rows: Sequence[Sequence[str]]) -> bytes:
