@@ -328,6 +328,7 @@ def open_run_folder(
     """
     run = StoredRun(folder)
     check(run)
+    _check_told(run)
     code = [] if data_only or trust else find_code(run)
     if code:
         raise RunFolderError(
@@ -335,6 +336,15 @@ def open_run_folder(
             "trust it, repeat with --trust (in Python trust=True)."
         )
     return run
+
+
+def _check_told(run: StoredRun) -> None:
+    """Refuse what a run was made of where a table is something else."""
+    if tables.RUN in run:
+        told = run.json(tables.RUN)
+        for key in ("data", "versions", "samples"):
+            if not isinstance(told.get(key), dict | None):
+                raise Damaged(f"{run / tables.RUN} is damaged: {key} is no table of values.")
 
 
 def find_code(run: StoredRun) -> list[str]:
