@@ -344,7 +344,7 @@ def _check_told(run: StoredRun) -> None:
         told = run.json(tables.RUN)
         for key in ("data", "versions", "samples"):
             if not isinstance(told.get(key), dict | None):
-                raise Damaged(f"{run / tables.RUN} is damaged: {key} is no table of values.")
+                raise Damaged(f"{run / tables.RUN} is damaged: its {key} are not a table.")
 
 
 def find_code(run: StoredRun) -> list[str]:
