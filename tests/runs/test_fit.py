@@ -18,7 +18,7 @@ from equifed.runs import fit as fitting
 from equifed.runs.candidates import Point, Score, read_score, solve
 from equifed.runs.held_out import FOLDS, hold_out, pool
 from equifed.runs.linear_paths import LinearPaths, measure
-from equifed.runs.load import evaluate
+from equifed.runs.new_rows import evaluate
 from equifed.training.files import RunFolderError
 
 Array = np.ndarray[Any, Any]

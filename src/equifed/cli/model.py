@@ -42,7 +42,8 @@ def predict(
     The target's column need not be there. Columns are matched by name; others are ignored.
     """
     from equifed.data.columns import read_columns
-    from equifed.runs.load import find_strangers, load_predictor
+    from equifed.runs.load import load_predictor
+    from equifed.runs.new_rows import find_strangers
 
     predictor = load_predictor(run, personalised=personalised, trust=trust)
     table = read_columns(rows)
@@ -171,7 +172,7 @@ def evaluate(
     signed_by: SignedBy = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
-    from equifed.runs.load import evaluate as measure
+    from equifed.runs.new_rows import evaluate as measure
 
     found = measure(run, rows, client, trust=trust)
     if json:

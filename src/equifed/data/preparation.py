@@ -374,12 +374,11 @@ class Preparation:
         scales = {None: "not scaled", "standard": "scaled to mean 0 and deviation 1"}
         scaled = scales.get(self.scale, f"scaled ({self.scale})")  # as versions before 0.3 could
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
-        bends = sum(len(getattr(column, "knots", ())) for column in self.columns)
-        curved = f"; {bends} bends" if bends else ""
+        bent = sum(len(getattr(column, "knots", ())) for column in self.columns)
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
         target = "; target scaled to mean 0 and deviation 1" if self.target.is_scaled else ""
-        return f"{shape}; numbers {scaled}{whose}; {filled}{target}{curved}"
+        return f"{shape}; numbers {scaled}{whose}; {filled}{target}" + f"; {bent} bends" * (bent > 0)
 
     # -- as JSON --------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from equifed.runs.candidates import (
     refuse_other,
 )
 from equifed.runs.held_out import with_validation
-from equifed.runs.load import own_rows
+from equifed.runs.new_rows import own_rows
 from equifed.runs.outcome import NO_TEST, add_auroc, describe_gain, list_rows, tell_apart
 from equifed.runs.personalise import Choice as Fit
 from equifed.runs.personalise import fit_last_layer, read_samples
