@@ -166,5 +166,5 @@ def test_preparations_of_format_1_have_plain_targets():
     assert Preparation.from_json(told) == read().preparation
     told |= {"format": 1, "target": {"name": "price", "classes": None}}
     assert Preparation.from_json(told).target == Target("price")
-    with pytest.raises(ValueError, match="has the format 3"):
-        Preparation.from_json({**told, "format": 3})
+    with pytest.raises(ValueError, match="has the format 4"):
+        Preparation.from_json({**told, "format": 4})

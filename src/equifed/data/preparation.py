@@ -32,8 +32,7 @@ Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
 Unknown: TypeAlias = Literal["other", "error"]
 
 READABLE = (1, 2, 3)  # 1: targets not scaled; 2: no knots
-OTHER = "other"
-WHOLE = re.compile(r"-?\d+")
+OTHER, WHOLE = "other", re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True)
@@ -378,7 +377,8 @@ class Preparation:
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
         target = "; target scaled to mean 0 and deviation 1" if self.target.is_scaled else ""
-        return f"{shape}; numbers {scaled}{whose}; {filled}{target}" + f"; {bent} bends" * (bent > 0)
+        told = f"{shape}; numbers {scaled}{whose}; {filled}{target}"
+        return told + f"; {bent} bends" * (bent > 0)
 
     # -- as JSON --------------------------------------------------------------------------------
 

@@ -214,7 +214,7 @@ class SiteTrials:
                 f"may take {ROUNDS}. Continue with more: equifed flower resume --run-config "
                 f"rounds={2 * self.settings.rounds}"
             )
-        say(f"candidate {self.count}: {point.family}, {point.settings}{' (chosen)' * whole}")
+        say(f"candidate {self.count}: {point.family}, {point.settings}{' (all rows)' * whole}")
         resume = place is not None and any(place.checkpoints.glob("*.json"))
         if place is not None and not resume:
             place.create(overwrite=True)
