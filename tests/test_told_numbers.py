@@ -16,7 +16,7 @@ import equifed as ef
 from equifed.algorithms import fair_newton
 from equifed.contract import absence
 from equifed.engines.stacked import clients as stacked
-from equifed.runs import alone, candidates, personalise
+from equifed.runs import alone, candidates, held_out, personalise
 from equifed.steps import metric
 from equifed.training import checkpoint, events, show
 
@@ -33,11 +33,11 @@ TOLD: list[tuple[Any, str, tuple[float, ...]]] = [
     (FIT, r"rho from (\S+) to (\S+);", (candidates.RHOS[0], candidates.RHOS[-1])),
     (FIT, r"client with (\w+) penalties `own_l2`", (len(candidates.OWN_L2),)),
     (FIT, r"own bias and fair objective with (\w+) rho", (len(candidates.OWN_RHOS),)),
-    (FIT, r"a (\w+) of the others validation", (candidates.SHARE,)),
+    (FIT, r"a (\w+) of the others validation", (held_out.SHARE,)),
     (FIT, r"fewer than (\d+) validation rows, there are (\w+) folds",
-     (candidates.ENOUGH, candidates.FOLDS)),
+     (held_out.ENOUGH, held_out.FOLDS)),
     (FIT, r"at most (\w+) the loss of the chosen one, on at least (\d+) held-out",
-     (candidates.HALF, candidates.ENOUGH)),
+     (candidates.HALF, held_out.ENOUGH)),
     (FIT, r"More than ([\d,]+) clients", (fair_newton.MOST_CLIENTS,)),
     (STATISTICS, r"at most (\d+) parameters", (alone.FEW_PARAMETERS,)),
     (STATISTICS, r"at most (\d+) clients, at most (\d+) million",
@@ -80,7 +80,7 @@ def test_a_number_in_a_text_is_that_of_the_code(
 def test_all_candidates_are_as_many_as_the_guide_says() -> None:
     each = 1 + len(candidates.RHOS) + len(candidates.OWN_L2) + len(candidates.OWN_RHOS)
     text = (ROOT / FIT).read_text(encoding="utf-8")
-    assert f"all {len(candidates.L2) * each} candidates" in text
+    assert f"All {len(candidates.L2) * each} candidates" in text
 
 
 @pytest.mark.parametrize(

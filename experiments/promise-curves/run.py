@@ -153,10 +153,10 @@ def checks(found: Found) -> list[Check]:
         )
         median = float(np.median(list(means.values())))
         out.append(Check(f"curves serve no set worse by two standard errors ({what})",
-                         "after a look at the tables",
+                         "ours, after a look at the tables",
                          f"median {median:+.1f} %; {shown}", not down))  # fmt: skip
     near = [k for k, v in found.items() if gain(v, "curves", "boosting", True).mean() >= 0]
     out.append(Check("with curves the worst fifth is served as well as by boosting on the pool",
-                     "after a look at the tables", f"on {len(near)} of {len(found)} sets",
+                     "ours, after a look at the tables", f"on {len(near)} of {len(found)} sets",
                      len(near) == len(found)))  # fmt: skip
     return out

@@ -249,14 +249,15 @@ def test_details_survive_the_way_through_a_file():
         {"size": -1}, {"size": "3"}, {"majority": 7.0}, {"majority": math.nan},
         {"limits": {"accuracy": [0.9, 0.1]}}, {"limits": {"accuracy": [0.1]}}, {"limits": None},
         {"calibration": {"count": [1], "confidence": [0.5], "correct": [1]}},
-        {"groups": {"f": {"size": 1}}}, {"groups": []},
+        {"groups": {"f": {"size": 1}}}, {"groups": []}, {"decision": {"predicted": 0.5}},
+        {"decision": {"predicted": 0.5, "observed": 0.4, "error": math.inf}},
     ],
     ids=str,
 )  # fmt: skip
 def test_details_that_are_none_are_refused(change):
     honest = {"size": 3, "limits": {"accuracy": [0.1, 0.9]}, "majority": 0.6, "classes": 2}
     assert ClientDetail.from_dict(honest) == ClientDetail(3, {"accuracy": (0.1, 0.9)}, 0.6, 2)
-    assert {**honest, "groups": {}} == json.loads(
+    assert {**honest, "groups": {}, "decision": {}} == json.loads(
         json.dumps(ClientDetail.from_dict(honest).to_dict())
     )
     with pytest.raises(ValueError):

@@ -70,6 +70,10 @@ Evaluator: TypeAlias = Callable[[Vector], list[Evaluation]]
 Limits: TypeAlias = dict[str, tuple[float, float]]
 """95 % limits by metric."""
 
+MEANS = ("predicted", "observed", "error")
+AT_THRESHOLDS = ("threshold", "accuracy", "accuracy_at_threshold")
+"""Numbers of a client's decisions: all of the first, some of the others."""
+
 BINS = 10
 """Equally wide bins of the probability of the predicted class."""
 
@@ -136,7 +140,7 @@ class ClientDetail:
                 None if classes is None else _count(classes),
                 _read_calibration(told.get("calibration")),
                 {str(name): _read_group(group) for name, group in told.get("groups", {}).items()},
-                {str(k): _number(v) for k, v in told.get("decision", {}).items()},
+                _read_decision(told.get("decision", {})),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no details of a client: {error!r}") from error
@@ -181,6 +185,12 @@ def _drop_unknown(told: dict[str, Any]) -> dict[str, Any]:
     parts = {k: _drop_unknown(v) if isinstance(v, dict) else v for k, v in told.items()}
     plain = {k: v for k, v in parts.items() if v is not None}
     return {k: v for k, v in plain.items() if isinstance(v, dict) or np.isfinite(v).all()}
+
+
+def _read_decision(told: Mapping[str, Any]) -> dict[str, float]:
+    if told and not set(MEANS) <= told.keys() <= {*MEANS, *AT_THRESHOLDS}:
+        raise ValueError(f"a decision has {', '.join(map(str, told))}")
+    return {k: _number(v) for k, v in told.items()}
 
 
 def _read_group(told: Any) -> GroupDetail:
