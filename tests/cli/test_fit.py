@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,11 @@ def test_an_interrupted_configuration_continues_and_others_are_refused(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Reweighted, "round", stop)
+    typed = ["equifed", "fit", str(file), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", typed)
     stopped = run(file, "--out", out)
     assert stopped.exit_code == 130
-    assert f"equifed fit {file} --out {out}" in " ".join(stopped.stderr.split())
+    assert f"Resume with: {shlex.join(typed)}" in " ".join(stopped.stderr.split())
     monkeypatch.setattr(Reweighted, "round", play)
     other = run(file, "--out", out, "--set", "rounds=5")
     assert other.exit_code != 0 and "other data or settings" in " ".join(other.stderr.split())
@@ -209,3 +212,21 @@ def test_a_table_is_fitted_with_a_network(tmp_path: Path) -> None:
     predicted = ["predict", str(out), str(table), "--out", str(tmp_path / "found.csv")]
     assert CliRunner().invoke(app, predicted).exit_code == 0
     assert "--set changes a configuration" in run(*asked, "--set", "rounds=3").stderr
+
+
+def test_an_interrupted_fit_says_the_same_command_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = ["equifed", "fit", "my table.csv", "--test", "0.3", "--curves"]
+    monkeypatch.setattr("sys.argv", typed)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("equifed.runs.fit.fit", stop)
+    table = tmp_path / "t.csv"
+    rows = [f"{'ab'[k % 2]},{k % 7},{k % 3 % 2}" for k in range(60)]
+    table.write_text("\n".join(["owner,size,ill", *rows]))
+    done = CliRunner().invoke(app, ["fit", str(table), "--client", "owner", "--target", "ill"])
+    assert done.exit_code == 130
+    assert f"Resume with: {shlex.join(typed)}" in done.stderr

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from equifed.cli.terminal import open_console, print_json, resumable
+from equifed.cli.terminal import open_console, print_json, repeat, resumable
 
 if TYPE_CHECKING:
     from equifed.runs.fit import Served
@@ -25,9 +25,8 @@ def fit_config(
     for address, code in config.loaded_code:
         typer.echo(f"loads {address} from {code}", err=True)
     folder = out or Path("runs") / f"fit-{file.stem}-{config.seed}"
-    again = " ".join(["equifed fit", str(file), *(f"--set {s}" for s in settings or [])])
     console = open_console(quiet or json)
-    with resumable(f"{again} --out {folder}"), console.status("reading the data") as status:
+    with resumable(repeat()), console.status("reading the data") as status:
         served = choose(
             config, folder, keep_own=keep_own, overwrite=overwrite,
             tell=lambda what: status.update(f"solving: {what}"),

@@ -14,7 +14,7 @@ import typer
 
 from equifed.cli import terminal
 from equifed.cli.fit_config import fit_config, show_served
-from equifed.cli.terminal import Json, Overwrite, Quiet, open_console, print_json, resumable
+from equifed.cli.terminal import Json, Overwrite, Quiet, open_console, print_json, repeat, resumable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -397,11 +397,7 @@ def fit(
     options: dict[str, Any] = {"keep_together": together, "time": time}
     options |= {"split": split, "report_by": report_by}
     guess = replace(guess, features=tuple(n for n in guess.features if n not in apart))
-    again = (
-        f"equifed fit {table} --client '{guess.client}' --target '{guess.target}' --out {folder}"
-    )
-    again += "".join(f" --{k} {v}" for k, v in (("model", model), ("rounds", rounds)) if v)
-    with resumable(again), console.status("reading the table") as status:
+    with resumable(repeat()), console.status("reading the table") as status:
         served = choose(
             table, client=guess.client, target=guess.target, test=test, seed=seed, out=folder,
             tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import sysconfig
 import warnings
@@ -145,6 +146,11 @@ def resumable(again: str, run: Path | None = None) -> Iterator[None]:
         if run is not None and not (run / CONFIG).exists():
             raise
         _fail(f"Interrupted. Resume with: {again}", INTERRUPTED)
+
+
+def repeat() -> str:
+    """Return the command as it was typed: with the same folder it resumes."""
+    return shlex.join(["equifed", *sys.argv[1:]])
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
