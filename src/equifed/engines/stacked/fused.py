@@ -110,7 +110,7 @@ class Fused:
         self._units, self._features = tuple(one.fan_out for one in layers), layers[0].fan_in
         self._bias, self._tanh = layers[0].bias, ACTIVATIONS[nn.Tanh] in rule.layers
         self._model, self._precision = model, precision
-        self._checked: set[bool] = set()  # passes, without and with gradients
+        self._checked: set[tuple[bool, int]] = set()  # passes: with gradients, of how many clients
         self._doubt: str | None = None
         self._sizes: WeakKeyDictionary[Chunk, Tensor] = WeakKeyDictionary()
         self._walks: dict[object, int] = {}
@@ -186,8 +186,8 @@ class Fused:
             some = slice(first, first + most)
             here = inputs, targets, cut(chunk.starts, some), cut(sizes, some), longest
             value[some] = self._pass(x, *here, shape, cut(found, some) if gradient else None)[0]
-        if gradient not in self._checked:
-            self._checked.add(gradient)
+        if (kind := (gradient, len(chunk))) not in self._checked:
+            self._checked.add(kind)
             self._doubt = self._compare(x, chunk, inputs, targets, value, found)
         return (value, found) if self._doubt is None else None
 
