@@ -536,3 +536,33 @@ def test_a_site_whose_disk_is_full_says_so(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(StartError, match=told) as caught:
         run(make_grid(tmp_path / "sites"))
     assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("privacy", ["none", "secure"])
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+def test_a_target_in_another_unit_is_the_same_model(
+    factor: float, privacy: Any, tmp_path: Path
+) -> None:
+    """Strengths and automatic steps know nothing of the unit, at sites as in a simulation."""
+    fair = {"name": "chi-square", "rho": 0.3, "base": {"name": "cvar", "tail": 0.75}}
+    table = {
+        "rounds": 4,
+        "data": {**TABLE["data"], "target": "creatinine"},
+        "model": {"name": "linear", "l2": 0.01, "dtype": "float64"},
+        "algorithm": {"name": "scaff-pd", "objective": fair, "local": {"lr": "auto", "steps": 3}},
+        "guard": "off",
+    }
+
+    def scale(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(creatinine=factor * rows["creatinine"])
+
+    plain = run(make_grid(tmp_path / "a", table), tmp_path / "one", table=table, privacy=privacy)
+    grid = make_grid(tmp_path / "b", table, scale)
+    other = run(grid, tmp_path / "two", table=table, privacy=privacy)
+    told = [json.loads((tmp_path / w / "preparation.json").read_text()) for w in ("one", "two")]
+    assert told[1]["target"]["scale"] == pytest.approx(factor * told[0]["target"]["scale"])
+    for name, value in plain.parameters.items():
+        assert float((other.parameters[name] - value).abs().max()) < 1e-9 < float(value.norm())
+    assert other.last("mse", "test").values == pytest.approx(
+        factor**2 * plain.last("mse", "test").values, rel=1e-7
+    )
