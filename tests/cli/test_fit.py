@@ -230,3 +230,22 @@ def test_an_interrupted_fit_says_the_same_command_again(
     done = CliRunner().invoke(app, ["fit", str(table), "--client", "owner", "--target", "ill"])
     assert done.exit_code == 130
     assert f"Resume with: {shlex.join(typed)}" in done.stderr
+
+
+def test_curves_go_with_a_linear_configuration_and_are_refused_with_a_network(
+    file: Path, tmp_path: Path
+) -> None:
+    refused = run(file, "--out", tmp_path / "a", "--curves")
+    assert refused.exit_code == 2 and "a network bends by itself" in refused.stderr
+    refused = run(file, "--out", tmp_path / "b", "--rows-bound", "4")
+    assert refused.exit_code == 2 and "With a configuration only" in " ".join(
+        refused.stderr.split()
+    )
+    linear = tmp_path / "linear.toml"
+    linear.write_text(
+        'rounds = 5\n[data]\nname = "heart-disease"\n[model]\nname = "logistic"\n'
+        '[algorithm]\nname = "fedavg"\n'
+    )
+    said = run(linear, "--out", tmp_path / "c", "--curves", "--json")
+    assert said.exit_code == 0, said.stderr
+    assert json.loads(said.stdout)["tried"] == 104

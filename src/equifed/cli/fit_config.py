@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def fit_config(
-    file: Path, settings: list[str] | None, out: Path | None, keep_own: bool, overwrite: bool,
-    quiet: bool, json: bool,
+    file: Path, settings: list[str] | None, out: Path | None, quiet: bool, json: bool,
+    more: dict[str, bool],
 ) -> None:  # fmt: skip
-    """Fit what a configuration describes."""
+    """Fit what a configuration describes; ``more`` is as for :func:`equifed.fit`."""
     from equifed.runs.config import RunConfig
     from equifed.runs.fit_config import fit_config as choose
 
@@ -27,10 +27,7 @@ def fit_config(
     folder = out or Path("runs") / f"fit-{file.stem}-{config.seed}"
     console = open_console(quiet or json)
     with resumable(repeat()), console.status("reading the data") as status:
-        served = choose(
-            config, folder, keep_own=keep_own, overwrite=overwrite,
-            tell=lambda what: status.update(f"solving: {what}"),
-        )  # fmt: skip
+        served = choose(config, folder, tell=lambda what: status.update(f"solving: {what}"), **more)
     show_served(served, folder, quiet, json, {})
 
 

@@ -379,12 +379,14 @@ def fit(
 
     columns = [client, target, keep_together, time, split, report_by, categorical, numeric]
     if table.suffix == ".toml":
-        if any(columns) or model or rounds or seed or test != 0.25 or epsilon is not None:
+        private = [epsilon, rows_bound, loss_bound, public_preparation or None]
+        if any(columns) or model or rounds or seed or test != 0.25 or private != [None] * 4:
             raise ValueError(
-                "With a configuration only --set, --out, --keep-own and --overwrite go; data, "
-                "model, rounds and seed stand in it (--set rounds=20)."
+                "With a configuration only --set, --out, --keep-own, --curves and --overwrite go; "
+                "data, model, rounds and seed stand in it (--set rounds=20)."
             )
-        return fit_config(table, settings, out, keep_own, overwrite, quiet, json)
+        kept = {"keep_own": keep_own, "curves": curves, "overwrite": overwrite}
+        return fit_config(table, settings, out, quiet, json, kept)
     if settings:
         raise ValueError("--set changes a configuration; a table has the options of fit.")
     privacy = _make_privacy(epsilon, rows_bound, loss_bound, private_rounds, public_preparation)
