@@ -26,9 +26,8 @@ from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
 from equifed.privacy.clients import Privacy
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import CHOSEN, RECORDS, Plain
+from equifed.runs.config import CHOSEN, PRIVACY, RECORDS, Plain
 from equifed.runs.init import write_toml
-from equifed.runs.private import PRIVACY
 from equifed.runs.schema import settings
 
 ROOT = Path(__file__).parents[1]

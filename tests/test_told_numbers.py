@@ -16,7 +16,7 @@ import equifed as ef
 from equifed.algorithms import fair_newton
 from equifed.contract import absence
 from equifed.engines.stacked import clients as stacked
-from equifed.runs import alone, candidates, held_out, personalise
+from equifed.runs import alone, candidates, personalise
 from equifed.steps import metric
 from equifed.training import checkpoint, events, show
 
@@ -33,11 +33,11 @@ TOLD: list[tuple[Any, str, tuple[float, ...]]] = [
     (FIT, r"rho from (\S+) to (\S+);", (candidates.RHOS[0], candidates.RHOS[-1])),
     (FIT, r"client with (\w+) penalties `own_l2`", (len(candidates.OWN_L2),)),
     (FIT, r"own bias and fair objective with (\w+) rho", (len(candidates.OWN_RHOS),)),
-    (FIT, r"a (\w+) of the others validation", (held_out.SHARE,)),
+    (FIT, r"a (\w+) of the others validation", (candidates.SHARE,)),
     (FIT, r"fewer than (\d+) validation rows, there are (\w+) folds",
-     (held_out.ENOUGH, held_out.FOLDS)),
+     (candidates.ENOUGH, candidates.FOLDS)),
     (FIT, r"at most (\w+) the loss of the chosen one, on at least (\d+) held-out",
-     (candidates.HALF, held_out.ENOUGH)),
+     (candidates.HALF, candidates.ENOUGH)),
     (FIT, r"More than ([\d,]+) clients", (fair_newton.MOST_CLIENTS,)),
     (STATISTICS, r"at most (\d+) parameters", (alone.FEW_PARAMETERS,)),
     (STATISTICS, r"at most (\d+) clients, at most (\d+) million",

@@ -213,7 +213,7 @@ def _fit(
         fit = getattr(importlib.import_module(module), name)
         return fit(history, data, kind, how, where, **given)  # type: ignore[no-any-return]
     found = history.personalise(data, own="all", device=where, **(how or {}))
-    return found.choices["train"].to_dict(), found.after, found.sizes
+    return dict(found.choices["train"].settings), found.after, found.sizes
 
 
 def _held_out(history: Any, data: Federation) -> tuple[Array, NDArray[Any]]:

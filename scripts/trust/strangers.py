@@ -37,7 +37,7 @@ import equifed as ef
 from equifed.cli.main import app
 from equifed.report import build, read_methods, write_report
 from equifed.runs.evidence import pack_evidence, write_model_card
-from equifed.runs.new_rows import evaluate
+from equifed.runs.load import evaluate
 from equifed.training.checkpoint import CheckpointError
 from equifed.training.files import RunFolderError
 from equifed.training.keys import make_key, sign_folder, signed_by

@@ -86,8 +86,8 @@ def test_a_long_table_is_read_once_and_tried_on_some_rows(
     monkeypatch.setattr(command, "TRIED_ROWS", 20)
     path = table(tmp_path, y=["no", "yes"] * 30)
     rows = len(pd.read_csv(path))
-    columns, looks = command.look_at_table(path, command.terminal.open_console(quiet=True))
-    guess = command.guess_table(columns, looks, "bank", "y", [], [])
+    console = command.terminal.open_console(quiet=True)
+    columns, guess = command.guess_table(path, console, "bank", "y", [], [])
     (tmp_path / "run.toml").write_text(write_first_config(guess, path, tmp_path / "run.toml"))
     command._try(tmp_path / "run.toml", columns, guess, lambda _: None)
     assert calls == [path]

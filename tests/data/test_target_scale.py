@@ -15,7 +15,7 @@ from equifed.data.preparation import Prepare, Target
 from equifed.models.export import export
 from equifed.runs.alone import alone
 from equifed.runs.config import RunConfig
-from equifed.runs.new_rows import evaluate
+from equifed.runs.load import evaluate
 from equifed.runs.personalise import personalise
 from equifed.runs.run import run
 

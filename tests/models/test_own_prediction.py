@@ -21,8 +21,7 @@ from equifed.engines.simulate import simulate
 from equifed.models.export import export
 from equifed.models.predictor import Predictor
 from equifed.runs.config import RunConfig
-from equifed.runs.load import load_predictor
-from equifed.runs.new_rows import evaluate
+from equifed.runs.load import evaluate, load_predictor
 from equifed.runs.run import run
 from equifed.training.files import RunFolderError
 from equifed.training.loop import train

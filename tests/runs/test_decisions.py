@@ -13,9 +13,8 @@ from scipy.special import expit
 
 import equifed as ef
 from equifed.runs import candidates
-from equifed.runs.candidates import Point, read_score, solve
-from equifed.runs.decisions import choose_thresholds, find_threshold
-from equifed.runs.held_out import hold_out
+from equifed.runs.candidates import Point, hold_out, read_score, solve
+from equifed.runs.outcome import choose_thresholds, find_threshold
 
 Array = np.ndarray[Any, Any]
 

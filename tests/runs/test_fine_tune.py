@@ -45,7 +45,7 @@ def test_it_is_gradient_descent_where_a_batch_is_all_samples() -> None:
     data = turned(m=40)  # ten training samples each
     history = trained(data)
     found = personalise(history, data, own="all", lr=0.05, steps=7)
-    assert set(found.fitted_on) == {"train"} and found.choices["train"].to_dict()["steps"] == 7
+    assert set(found.fitted_on) == {"train"} and found.choices["train"].settings["steps"] == 7
     shared = history.predictor().module
     for i, name in enumerate(data.names):
         net = copy.deepcopy(shared)
@@ -71,7 +71,7 @@ def test_to_change_nothing_is_exact_in_the_precision_of_the_model() -> None:
     clients = ef.simulate(data, "mlp", dtype=torch.float64)
     history = ef.train(FedAvg(LocalSGD(lr=0.1, steps=5)), clients, rounds=2)
     found = history.personalise(data, own="all", steps=0)
-    assert found.choices["train"].to_dict()["steps"] == 0 and "no change" in describe(found)
+    assert found.choices["train"].settings["steps"] == 0 and "no change" in describe(found)
     for name, weight in found.predictor.module.named_parameters():
         for own in found.predictor.own[name]:
             assert torch.equal(own, weight.detach())

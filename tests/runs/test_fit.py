@@ -15,10 +15,9 @@ import equifed as ef
 from equifed.data.split import Split
 from equifed.runs import candidates, outcome
 from equifed.runs import fit as fitting
-from equifed.runs.candidates import Point, Score, read_score, solve
-from equifed.runs.held_out import FOLDS, hold_out, pool
+from equifed.runs.candidates import FOLDS, Point, Score, hold_out, pool, read_score, solve
 from equifed.runs.linear_paths import LinearPaths, measure
-from equifed.runs.new_rows import evaluate
+from equifed.runs.load import evaluate
 from equifed.training.files import RunFolderError
 
 Array = np.ndarray[Any, Any]
@@ -107,7 +106,7 @@ def test_paths_on_arrays_are_those_of_fair_newton(regression: bool) -> None:
     walk = LinearPaths(data).walk(points)
     for at, history in zip(walk, solve(data, points, ("validation",)), strict=True):
         found = read_score(history, "validation")
-        for mine, theirs in zip(measure(data, at, "validation"), vars(found).values(), strict=True):
+        for mine, theirs in zip(measure(data, at, "validation"), found, strict=True):
             assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-4)
 
 

@@ -29,7 +29,7 @@ from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.evidence import CLIENT_TABLE, pack_evidence, write_model_card
-from equifed.runs.new_rows import evaluate
+from equifed.runs.load import evaluate
 from equifed.runs.schema import settings
 from equifed.training import loop as training
 from equifed.training.files import RunFolderError, digest, seal

@@ -1,48 +1,46 @@
-"""The commands that look around: ``list``, ``schema`` and ``data``."""
+"""The commands that look around: ``list``, ``schema``, ``data`` and ``privacy``."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import DataName, Json, Set, complete_names, open_console, print_json
+from equifed.cli import terminal
+from equifed.cli.terminal import Count, File, Json, Text, argument, open_console, option, print_json
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
-    from equifed.runs.catalogue import Entry
+    from equifed.privacy.ledger import Entry as Paid
     from equifed.runs.schema import Setting
+
+DATA = terminal.complete_names("data")
+NAMED = 5  # ledgers that are printed in full; the others are like them, or --json has them
 
 data_app = typer.Typer(help="List, describe and download data sets.", no_args_is_help=True)
 
 
 @data_app.command(name="show")
 def show_data(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Data set (see: equifed list data), or a configuration file, for its data.",
-            autocompletion=complete_names("data"),
-        ),
-    ],
-    settings: Set = None,
+    name: Annotated[str, argument("Data set, or a configuration file.", autocompletion=DATA)],
+    settings: terminal.Set = None,
     json: Json = False,
 ) -> None:
     """Show who has how many samples of what; of a table, also gaps and scales."""
     from equifed.runs.build import load_data
     from equifed.runs.config import ConfigError, RunConfig, read_data
 
-    wrong = [text for text in settings or [] if not text.startswith("data.")]
-    if wrong:
+    given = settings or []
+    if wrong := [text for text in given if not text.startswith("data.")]:
         raise ConfigError([f"--set {text}: only data.KEY is used here" for text in wrong])
-    if name.endswith(".toml"):
-        data = RunConfig.read(name, settings or []).data
-    else:
-        data = read_data(name, settings or [])
+    toml = name.endswith(".toml")
+    data = RunConfig.read(name, given).data if toml else read_data(name, given)
     tables, document = describe_data(data, load_data(data))
     if json:
         print_json(document)
@@ -80,7 +78,9 @@ def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[An
 
 
 @data_app.command(name="fetch")
-def fetch_data(name: DataName) -> None:
+def fetch_data(
+    name: Annotated[str, argument("Data set; see: equifed list data.", autocompletion=DATA)],
+) -> None:
     """Get the files of a data set from its publisher, checked by their SHA-256."""
     from equifed.datasets.registry import DATASETS, fetch
 
@@ -109,74 +109,56 @@ def _complete_entry(context: typer.Context, incomplete: str) -> list[str]:
 
 def list_names(
     section: Annotated[
-        str | None,
-        typer.Argument(help="Section to list; all by default.", autocompletion=_complete_section),
+        Text, argument("Section to list; all by default.", autocompletion=_complete_section)
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Argument(help="Show the settings of this name.", autocompletion=_complete_entry),
+        Text, argument("Show the settings of this name.", autocompletion=_complete_entry)
     ] = None,
     json: Json = False,
 ) -> None:
     """List algorithms, objectives, schedules, data sets, models, losses, engines; or settings."""
+    from rich.table import Table
+
     from equifed.runs.catalogue import SECTIONS, unknown
 
     if section is not None and section not in SECTIONS:
         raise ValueError(unknown("section", section, SECTIONS))
     if section is not None and name is not None:
-        _show_entry(section, name, json)
-    else:
-        _show_sections([section] if section else list(SECTIONS), json)
+        entry, rows = SECTIONS[section][name], list_settings(section, name)
+        if json:
+            about = {"section": section, "name": name}
+            about |= {"summary": entry.summary, "paper": entry.paper}
+            print_json({**about, "settings": rows})
+            return
+        from equifed.runs.init import write_toml
 
-
-def schema(
-    app: Annotated[bool, typer.Option("--app", help="Of a Flower app's equifed.toml.")] = False,
-) -> None:
-    """Print the JSON schema of configuration files, for editors that complete and check TOML."""
-    from equifed.runs.init import make_schema
-
-    print_json(make_schema(app))
-
-
-def _show_sections(names: list[str], json: bool) -> None:
-    from rich.table import Table
-
-    from equifed.runs.catalogue import SECTIONS
-
-    found = {section: SECTIONS[section].entries() for section in names}
+        typer.echo(f"{name}: {entry.describe()}")
+        for row in rows:
+            value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
+            need = "required; " if row["required"] else ""
+            typer.echo(f"  {row['setting']}{value}  ({need}{row['type']})")
+            if row["meaning"]:
+                typer.echo(textwrap.indent(textwrap.fill(row["meaning"], 90), " " * 6))
+        return
+    found = {name: SECTIONS[name].entries() for name in ([section] if section else SECTIONS)}
     if json:
         print_json({
             section: {name: {"summary": e.summary, "paper": e.paper} for name, e in held.items()}
             for section, held in found.items()
         })  # fmt: skip
         return
-    for section, held in found.items():
-        table = Table(title=section, title_justify="left", box=None, show_header=False)
-        for name, entry in held.items():
-            table.add_row(name, _describe(entry))
+    for title, held in found.items():
+        table = Table(title=title, title_justify="left", box=None, show_header=False)
+        for entry_name, entry in held.items():
+            table.add_row(entry_name, entry.describe())
         open_console(stdout=True).print(table)
 
 
-def _describe(entry: Entry) -> str:
-    return f"{entry.summary} ({entry.paper})" if entry.paper else entry.summary
+def schema(app: Annotated[bool, option("Of an app's equifed.toml.", "--app")] = False) -> None:
+    """Print the JSON schema of configuration files, for editors that complete and check TOML."""
+    from equifed.runs.init import make_schema
 
-
-def _show_entry(section: str, name: str, json: bool) -> None:
-    from equifed.runs.catalogue import SECTIONS
-    from equifed.runs.init import write_toml
-
-    entry, rows = SECTIONS[section][name], list_settings(section, name)
-    if json:
-        about = {"section": section, "name": name, "summary": entry.summary, "paper": entry.paper}
-        print_json({**about, "settings": rows})
-        return
-    typer.echo(f"{name}: {_describe(entry)}")
-    for row in rows:
-        value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
-        need = "required; " if row["required"] else ""
-        typer.echo(f"  {row['setting']}{value}  ({need}{row['type']})")
-        if row["meaning"]:
-            typer.echo(textwrap.indent(textwrap.fill(row["meaning"], 90), " " * 6))
+    print_json(make_schema(app))
 
 
 def list_settings(section: str, name: str) -> list[dict[str, Any]]:
@@ -245,3 +227,116 @@ def read_meanings(documented: Callable[..., Any]) -> dict[str, str]:
         meaning = re.split(r"\.(?:\s|$)", plain, maxsplit=1)[0]
         found |= dict.fromkeys((name.strip() for name in names.split(",")), meaning)
     return found
+
+
+# -- privacy: what was spent on what, and what a budget would buy ------------------------------
+
+
+def privacy(
+    path: Annotated[File, argument("Folder of a finished run, or a site's ledger file.")] = None,
+    plan: Annotated[bool, option("Print the noise that a budget allows.", "--plan")] = False,
+    epsilon: Annotated[float, option("Budget of a plan.")] = 3.0,
+    delta: Annotated[float, option("Delta of the budget; well below 1 / rows.")] = 1e-5,
+    rounds: Annotated[str, option("Rounds to plan for (a,b,...).")] = "6,12,25",
+    rows: Annotated[str, option("Rows per site (a,b,...).")] = "46,300,10000",
+    algorithm: Annotated[
+        str, option("fair-newton, fedavg, scaffold, scaff-pd, drfa or private-fedavg.")
+    ] = "fair-newton",
+    average: Annotated[bool, option("Client weights are fixed (average).", "--average")] = False,
+    length: Annotated[float, option("Longest row; longer ones are scaled down.")] = 8.0,
+    loss: Annotated[float, option("Largest loss of a row; others are clipped.")] = 3.0,
+    steps: Annotated[int, option("Local steps per round.", min=1)] = 10,
+    batch_size: Annotated[Count, option("Rows per step; all by default.")] = None,
+    clients: Annotated[int, option("Clients, for private-fedavg.", min=1)] = 1000,
+    participation: Annotated[float, option("Share of them in a round.")] = 1.0,
+    clip: Annotated[float, option("Longest update, for private-fedavg.")] = 1.0,
+    json: Json = False,
+) -> None:
+    """Show what privacy a run or a site has spent, or plan a budget with --plan.
+
+    The budget is what to publish, not what happened to be spent. A plan is for a linear model with
+    a logistic loss; noise is the standard deviation on every number of an answer.
+    """
+    from rich.table import Table
+
+    from equifed.privacy.budget import MECHANISMS, Bounds
+    from equifed.privacy.fedavg import PrivateFedAvg
+    from equifed.privacy.plan import plan_answers
+
+    if plan == (path is not None):
+        raise ValueError("Give the folder of a run or a ledger file, or --plan; one of the two.")
+    if path is not None:
+        _show_ledgers(path, json)
+        return
+    found: list[tuple[int, int, Sequence[Paid]]] = []
+    whose = "rows"
+    for r in _read_numbers(rounds, "rounds"):
+        if algorithm == "private-fedavg":
+            whose = "clients"
+            private = PrivateFedAvg(epsilon, r, clip, participation=participation, delta=delta)
+            found.append((clients, r, [private.price(clients, r)]))
+            continue
+        sites, bounds = _read_numbers(rows, "rows"), Bounds(epsilon, length, loss, r, delta)
+        answers = plan_answers(
+            bounds, algorithm, sites, steps=steps, batch_size=batch_size, fair=not average
+        )
+        found += [(m, r, entries) for m, entries in zip(sites, answers, strict=True)]
+    if json:
+        lines = [{"rows": m, "rounds": r, "answers": list(map(asdict, e))} for m, r, e in found]
+        print_json({"epsilon": epsilon, "delta": delta, "plan": lines})
+        return
+    title = f"epsilon {epsilon:g} at delta {delta:g}: noise (deviation)"
+    kinds = list(dict.fromkeys(entry.kind for _, _, entries in found for entry in entries))
+    table = Table("rounds", whose, *(MECHANISMS[kind].words for kind in kinds), title=title)
+    for m, r, entries in found:
+        times = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
+        cells = {e.kind: f"{e.sigma:.3g} ({times[e.kind]})" for e in entries}
+        table.add_row(str(r), f"{m:,}", *(cells.get(kind, "") for kind in kinds))
+    open_console(stdout=True).print(table)
+
+
+def _read_numbers(text: str, what: str) -> list[int]:
+    """Return whole numbers that are separated by commas."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise ValueError(f"--{what} must be whole numbers from 1, as in 6,12,25; got {text!r}.")
+    return found
+
+
+def _show_ledgers(path: Path, json: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text as Plain
+
+    from equifed.contract.arrays import show_text
+    from equifed.privacy.budget import MECHANISMS
+    from equifed.privacy.plan import list_entries, read_ledgers
+
+    ledgers = read_ledgers(path)
+    if json:
+        print_json({"ledgers": [
+            ledger.to_dict() | {"spent": ledger.spent, "entries": list_entries(ledger)}
+            for ledger in ledgers
+        ]})  # fmt: skip
+        return
+    console = open_console(stdout=True)
+    columns = ("answer", "times", "sensitivity", "noise", "of the rows", "of the budget", "alone")
+    for ledger in ledgers[:NAMED]:
+        title = (
+            f"{show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
+            f"{ledger.delta:g} for every {ledger.unit}; spent so far {ledger.spent:.3g}"
+        )
+        table = Table(*columns, title=Plain(title))
+        for e in list_entries(ledger):
+            known = MECHANISMS.get(e["kind"])
+            table.add_row(
+                Plain(show_text(e["kind"]) if known is None else known.words), str(e["steps"]),
+                f"{e['sensitivity']:.3g}", f"{e['sigma']:.3g}", f"{e['q']:.3g}",
+                "" if e["share"] is None else f"{e['share']:.1%}", f"{e['alone']:.3g}",
+            )  # fmt: skip
+        console.print(table)
+    if len(ledgers) > NAMED:
+        most = max(ledger.spent for ledger in ledgers)
+        console.print(f"{len(ledgers) - NAMED} more, with --json; the most spent is {most:.3g}.")

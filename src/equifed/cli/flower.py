@@ -19,40 +19,29 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from equifed.cli.terminal import FAILED, INTERRUPTED, Explaining, Json, print_json
+from equifed.cli import terminal
+from equifed.cli.terminal import Count, File, Json, Text, Texts, argument, option
 
 app = typer.Typer(
-    help="Run the same algorithms on a real federation, with Flower.",
-    cls=Explaining,
+    help="Run the same algorithms on a real federation, with Flower.", cls=terminal.Explaining,
     no_args_is_help=True,
-)
+)  # fmt: skip
 
-FIXED = ("clients", "privacy", "out", "resume")
-"""Settings of an app that a run keeps to its end."""
+FIXED = ("clients", "privacy", "out", "resume")  # settings of an app that a run keeps to its end
 
-AppFolder = Annotated[Path, typer.Argument(help="Folder of the app.")]
-Nodes = Annotated[int | None, typer.Option(min=1, help="Number of nodes; default: one per client.")]
-Keep = Annotated[Path | None, typer.Option(help="Keep keys, logs and clients' memories here.")]
-RunConfig = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--run-config", "-c", metavar="KEY=VALUE", help="Setting of the app; may be repeated."
-    ),
-]
-Connection = Annotated[
-    str, typer.Argument(help="Deployment to run on: a connection in $FLWR_HOME/config.toml.")
-]
-SuperLink = "HOST:PORT of the SuperLink."
-Key = Annotated[
-    Path | None, typer.Option(help="Private key of the operator, which signs the plan of the run.")
-]
-MembersFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="Public keys of the sites, one on a line with the name; no other site joins."
-    ),
-]
-Authority, NodeKey = "CA certificate.", "Private key of the node."
+SUPERLINK, AUTHORITY, NODE_KEY = (
+    "HOST:PORT of the SuperLink.", "CA certificate.", "Private key of the node."
+)  # fmt: skip
+SETTING = "Setting of the app; may be repeated."
+MEMBERS = "Public keys of the sites, one on a line with the name; no other site joins."
+AppFolder = Annotated[Path, argument("Folder of the app.")]
+Nodes = Annotated[Count, option("Number of nodes; default: one per client.", min=1)]
+Keep = Annotated[File, option("Keep keys, logs and clients' memories here.")]
+RunConfig = Annotated[Texts, option(SETTING, "--run-config", "-c", metavar="KEY=VALUE")]
+Connection = Annotated[str, argument("Deployment: a connection in $FLWR_HOME/config.toml.")]
+Key = Annotated[File, option("Private key of the operator, which signs the plan of the run.")]
+MembersFile = Annotated[File, option(MEMBERS)]
+Memory = Annotated[File, argument("Memory folder of the site; by default the usual one.")]
 
 
 @app.callback()
@@ -99,18 +88,27 @@ def _follow(
         ending = run_app(folder, connection, settings, env or dict(os.environ), *told)
     except KeyboardInterrupt:
         typer.echo("The run continues; end it with: flwr stop", err=True)
-        return INTERRUPTED
+        return terminal.INTERRUPTED
     if not ending.completed:
         typer.secho(f"The run ended: {ending.reason}", err=True, fg=typer.colors.RED)
-    return 0 if ending.completed else FAILED
+    return 0 if ending.completed else terminal.FAILED
 
 
 def _submit(
-    folder: Path, connection: str, settings: list[str], out: Path | None = None, json: bool = False
-) -> NoReturn:
-    """Submit an app to a deployment."""
+    folder: Path, connection: str, settings: list[str], key: Path | None = None,
+    members: Path | None = None, out: Path | None = None, json: bool = False,
+) -> NoReturn:  # fmt: skip
+    """Sign the plan of a run, show it, and submit the app to a deployment."""
     if out is not None and not out.is_absolute():
         raise ValueError(f"The folder must be absolute, as the server sees it; got {out}.")
+    if key is None and members is not None:
+        raise ValueError("--members is a part of the plan, which --key signs; give both.")
+    if key is not None:
+        from equifed.flower.rehearsal import sign_run
+
+        word, told = sign_run(folder, settings, key, members)
+        typer.echo("\n".join(told))
+        settings = [*settings, f'plan="{word}"']
     raise typer.Exit(_follow(folder, connection, settings, json=json))
 
 
@@ -119,8 +117,8 @@ def _submit(
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="Folder to write; its name is the app's name.")],
-    data: Annotated[str, typer.Option(help="Embedded data set to try it on.")] = "heart-disease",
+    folder: Annotated[Path, argument("Folder to write; its name is the app's name.")],
+    data: Annotated[str, option("Embedded data set to try it on.")] = "heart-disease",
 ) -> None:
     """Write a ready Flower app, for simulation and deployment alike."""
     from equifed.flower.trial.apps import write_app
@@ -134,7 +132,7 @@ def new(
 def up(
     folder: AppFolder,
     nodes: Nodes = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
+    out: Annotated[File, option("Run folder.")] = None,
     keep: Keep = None,
     run_config: RunConfig = None,
 ) -> None:
@@ -159,31 +157,14 @@ def run(
     members: MembersFile = None,
 ) -> None:
     """Submit an app to a deployment and follow it: one line per round, and how it ended."""
-    settings = run_config or []
-    _submit(folder, connection, [*settings, *_sign(folder, settings, key, members)])
-
-
-def _sign(folder: Path, settings: list[str], key: Path | None, members: Path | None) -> list[str]:
-    """Return the signed plan of a run as a setting, and show the plan; nothing without a key."""
-    if key is None:
-        if members is not None:
-            raise ValueError("--members is a part of the plan, which --key signs; give both.")
-        return []
-    from equifed.flower.rehearsal import sign_run
-
-    word, told = sign_run(folder, settings, key, members)
-    for line in told:
-        typer.echo(line)
-    return [f'plan="{word}"']
+    _submit(folder, connection, run_config or [], key, members)
 
 
 @app.command()
 def fit(
     folder: AppFolder,
     connection: Connection,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder on the server, absolute; to resume it.")
-    ] = None,
+    out: Annotated[File, option("Run folder on the server, absolute; to resume it.")] = None,
     run_config: RunConfig = None,
     key: Key = None,
     members: MembersFile = None,
@@ -191,16 +172,14 @@ def fit(
 ) -> None:
     """Choose the model that serves all sites best, as equifed fit does: one plan for all of it."""
     settings = ['do="fit"', *(run_config or []), *([] if out is None else [f'out="{out}"'])]
-    _submit(folder, connection, [*settings, *_sign(folder, settings, key, members)], out, json)
+    _submit(folder, connection, settings, key, members, out, json)
 
 
 @app.command()
 def statistics(
     folder: AppFolder,
     connection: Connection,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder on the server for the answers (JSON), absolute.")
-    ] = None,
+    out: Annotated[File, option("Folder on the server for the answers (JSON), absolute.")] = None,
     run_config: RunConfig = None,
     key: Key = None,
     members: MembersFile = None,
@@ -209,38 +188,34 @@ def statistics(
 
     Nothing is trained. A site whose policy says show_by_name = false shows its rows alone.
     """
-    settings = ['do="statistics"', *(run_config or [])]
-    settings += [] if out is None else [f'out="{out}"']
-    _submit(folder, connection, [*settings, *_sign(folder, settings, key, members)], out)
+    told = [] if out is None else [f'out="{out}"']
+    settings = ['do="statistics"', *(run_config or []), *told]
+    _submit(folder, connection, settings, key, members, out)
 
 
 @app.command()
 def node(
     folder: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "The site's own copy of the app: its folder, or module:name of a ClientApp. Nothing "
+            "else is run, whatever a run brings along.",
             metavar="APP",
-            help="The site's own copy of the app: its folder, or module:name of a ClientApp. "
-            "Nothing else is run, whatever a run brings along.",
         ),
     ],
-    superlink: Annotated[str, typer.Option(help=SuperLink)],
-    root_certificates: Annotated[Path, typer.Option(help=Authority)],
-    node_key: Annotated[Path, typer.Option(help=NodeKey)],
+    superlink: Annotated[str, option(SUPERLINK)],
+    root_certificates: Annotated[Path, option(AUTHORITY)],
+    node_key: Annotated[Path, option(NODE_KEY)],
     node_config: Annotated[
         str,
-        typer.Option(
-            help="""Settings of this site, as for flower-supernode: 'name="north" """
+        option(
+            """Settings of this site, as for flower-supernode: 'name="north" """
             """data="/srv/data.npz" privacy="secure" memory="/var/lib/equifed"'."""
         ),
     ] = "",
-    audit: Annotated[
-        Path | None,
-        typer.Option(help="Audit log; by default audit.jsonl in the memory folder."),
-    ] = None,
+    audit: Annotated[File, option("Audit log; default: audit.jsonl in the memory folder.")] = None,
     any_operator: Annotated[
-        bool,
-        typer.Option("--any-operator", help="Answer runs of any operator; see the threat model."),
+        bool, option("Answer runs of any operator; see the threat model.", "--any-operator")
     ] = False,
 ) -> None:
     """Take part as a site: one process that stays and runs the site's own app alone."""
@@ -249,18 +224,17 @@ def node(
     if any_operator:
         warning = "Any user who may submit a run can query this site's data row by row."
         typer.secho(warning, err=True, fg=typer.colors.RED)
-    given = superlink, root_certificates, node_key, audit, any_operator
-    serve_site(folder, node_config, *given)
+    serve_site(folder, node_config, superlink, root_certificates, node_key, audit, any_operator)
 
 
 @app.command()
 def resume(
     folder: AppFolder,
-    out: Annotated[Path, typer.Option(help="Run folder.")],
+    out: Annotated[Path, option("Run folder.")],
     connection: Annotated[
-        str | None,
-        typer.Option(
-            help="Deployment to run on, a connection as for flwr run; the run folder is then an "
+        Text,
+        option(
+            "Deployment to run on, a connection as for flwr run; the run folder is then an "
             "absolute path on its server. By default a federation is started here, as by up."
         ),
     ] = None,
@@ -289,7 +263,7 @@ def resume(
     if connection is not None:
         if nodes is not None or keep is not None:
             raise ValueError("--nodes and --keep are for a federation here, not for a deployment.")
-        _submit(folder, connection, settings, out)
+        _submit(folder, connection, settings, out=out)
     count = len(Kept(out).names)
     if is_complete(out):
         typer.echo(f"{out} is complete; there is nothing to resume.", err=True)
@@ -299,32 +273,29 @@ def resume(
             f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}."
         )
     code = _run_here(folder, count, settings, keep, out)
-    raise typer.Exit(code if code or is_complete(out) else FAILED)
+    raise typer.Exit(code if code or is_complete(out) else terminal.FAILED)
 
 
 @app.command()
 def doctor(
-    folder: Annotated[Path | None, typer.Argument(help="Folder of the app.")] = None,
-    superlink: Annotated[str | None, typer.Option(help=SuperLink)] = None,
-    root_certificates: Annotated[Path | None, typer.Option(help=Authority)] = None,
-    node_key: Annotated[Path | None, typer.Option(help=NodeKey)] = None,
-    node_config: Annotated[
-        str | None, typer.Option(help="Settings of a site, as for node: checks its data.")
-    ] = None,
+    folder: Annotated[File, argument("Folder of the app.")] = None,
+    superlink: Annotated[Text, option(SUPERLINK)] = None,
+    root_certificates: Annotated[File, option(AUTHORITY)] = None,
+    node_key: Annotated[File, option(NODE_KEY)] = None,
+    node_config: Annotated[Text, option("Settings of a site, as for node: tries its data.")] = None,
     json: Json = False,
 ) -> None:
     """Check versions, the app, certificates, keys, a site's data, and that a SuperLink answers."""
     from equifed.flower.trial.doctor import examine
 
-    given = (folder, superlink, root_certificates, node_key, node_config)
-    found = list(examine(*given))
+    found = list(examine(folder, superlink, root_certificates, node_key, node_config))
     good = all(finding.good for finding in found)
     if json:
-        print_json({"good": good, "findings": [asdict(finding) for finding in found]})
+        terminal.print_json({"good": good, "findings": [asdict(finding) for finding in found]})
     else:
         for finding in found:
             typer.echo(f"{'ok ' if finding.good else 'BAD'} {finding.text}")
-    raise typer.Exit(0 if good else FAILED)
+    raise typer.Exit(0 if good else terminal.FAILED)
 
 
 # -- files: keys and memories -----------------------------------------------------------------
@@ -332,18 +303,10 @@ def doctor(
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Folder for certificates and keys.")],
-    address: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name or IP address of the SuperLink; may be repeated."),
-    ] = None,
-    node: Annotated[
-        list[str] | None,
-        typer.Option(help="Name of a node that gets a key pair; may be repeated."),
-    ] = None,
-    days: Annotated[
-        float, typer.Option(min=1, max=365, help="How long the server's certificate is valid.")
-    ] = 30.0,
+    folder: Annotated[Path, argument("Folder for certificates and keys.")],
+    address: Annotated[Texts, option("Host or IP of the SuperLink; may be repeated.")] = None,
+    node: Annotated[Texts, option("Name of a node that gets a key pair; may be repeated.")] = None,
+    days: Annotated[float, option("Days of the server's certificate.", min=1, max=365)] = 30.0,
 ) -> None:
     """Make an authority, a server certificate and node keys, for a trial.
 
@@ -367,8 +330,8 @@ def certificates(
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Folder for the keys.")],
-    name: Annotated[str, typer.Argument(help="Name of the operator.")],
+    folder: Annotated[Path, argument("Folder for the keys.")],
+    name: Annotated[str, argument("Name of the operator.")],
 ) -> None:
     """Make the key of an operator, who signs the plans of runs; sites list its public half."""
     from equifed.training.keys import make_key
@@ -384,12 +347,8 @@ def keys(
 
 @app.command()
 def approve(
-    memory: Annotated[
-        Path | None, typer.Argument(help="Memory folder of the site; by default the usual one.")
-    ] = None,
-    plan: Annotated[
-        str | None, typer.Argument(help="Beginning of the plan; without it, plans are listed.")
-    ] = None,
+    memory: Memory = None,
+    plan: Annotated[Text, argument("Beginning of a plan; without it, plans are listed.")] = None,
 ) -> None:
     """Show the plans that a site was asked to take part in, and approve one."""
     from equifed.flower.account import approve, list_plans
@@ -404,23 +363,18 @@ def approve(
     waiting = [name for name, told in found.items() if told["state"] == "waiting"]
     if plan is None:
         typer.echo(f"{len(waiting)} plans wait for approval")
-        return
-    if len(found) != 1:
+    elif len(found) != 1:
         raise ValueError(f"{len(found)} plans in {root} begin with {plan!r}; name one of them.")
-    if waiting:
+    elif waiting:
         approve(root, waiting[0])
         typer.echo(f"approved {waiting[0]}; a waiting run continues by itself")
 
 
 @app.command()
 def clean(
-    memory: Annotated[
-        Path | None, typer.Argument(help="Memory folder of a site; by default the usual one.")
-    ] = None,
-    days: Annotated[
-        float, typer.Option(min=0, help="Select memories of runs unused for this many days.")
-    ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete them; default: only list.")] = False,
+    memory: Memory = None,
+    days: Annotated[float, option("Days for which the runs have rested.", min=0)] = 30.0,
+    yes: Annotated[bool, option("Delete them; default: only list.", "--yes")] = False,
 ) -> None:
     """Delete what a site remembers of old runs: gradients of its data and secrets of its masks.
 

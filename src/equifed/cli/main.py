@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli import data, many, model, privacy, run
+from equifed.cli import data, many, model, run
 from equifed.cli.flower import app as flower_app
-from equifed.cli.terminal import EXIT_CODES, Explaining
+from equifed.cli.terminal import EXIT_CODES, Explaining, option
 
 app = typer.Typer(
     help="Train one model across unequal data owners so that the worst-off are served too.",
@@ -24,7 +24,7 @@ for command in (
     many.demo, run.fit, run.run, run.resume, run.init, many.report, many.compare,
     model.predict, model.evaluate, model.personalise, model.export, model.evidence,
     model.sign, model.verify,
-    privacy.privacy,
+    data.privacy,
 ):  # fmt: skip
     app.command()(command)
 app.command(name="list")(data.list_names)
@@ -47,15 +47,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[
-    bool,
-    typer.Option(
-        "--version",
-        callback=_print_version,
-        is_eager=True,
-        help="Show the versions of equifed and its dependencies.",
-    ),
-]
+ABOUT = "Show the versions of equifed and its dependencies."
+Version = Annotated[bool, option(ABOUT, "--version", callback=_print_version, is_eager=True)]
 
 
 @app.callback()

@@ -10,29 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import Json, Key, Overwrite, Quiet, SignedBy, Trust, print_json
+import equifed as ef
+from equifed.cli import terminal
+from equifed.cli.terminal import Count, File, Json, Number, SignedBy, Text, Trust, argument, option
 
 if TYPE_CHECKING:
     from equifed.models.predictor import Predictor
 
-Run = Annotated[Path, typer.Argument(help="Folder of a run, or of what equifed export wrote.")]
-RunOnly = Annotated[Path, typer.Argument(help="Folder of a run.")]
-Rows = Annotated[Path, typer.Argument(help="CSV or Parquet file with a header line.")]
-Client = Annotated[
-    str | None, typer.Option(help="Client of all rows, if the table has no client column.")
-]
-Personalised = Annotated[
-    bool,
-    typer.Option("--personalised", help="Use the own parts fitted by equifed personalise."),
-]
+Run = Annotated[Path, argument("Folder of a run, or of what equifed export wrote.")]
+RunOnly = Annotated[Path, argument("Folder of a run.")]
+Rows = Annotated[Path, argument("CSV or Parquet file with a header line.")]
+Client = Annotated[Text, option("Client of all rows, if the table has no client column.")]
+Personalised = Annotated[bool, option("Use own parts of equifed personalise.", "--personalised")]
 
 
 def predict(
     run: Run,
     rows: Rows,
-    out: Annotated[Path | None, typer.Option(help="CSV file; standard output by default.")] = None,
+    out: Annotated[File, option("CSV file; standard output by default.")] = None,
     client: Client = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the table's columns.")] = False,
+    keep: Annotated[bool, option("Keep the table's columns.", "--keep")] = False,
     personalised: Personalised = False,
     trust: Trust = False,
     signed_by: SignedBy = None,
@@ -42,10 +39,9 @@ def predict(
     The target's column need not be there. Columns are matched by name; others are ignored.
     """
     from equifed.data.columns import read_columns
-    from equifed.runs.load import load_predictor
-    from equifed.runs.new_rows import find_strangers
+    from equifed.runs.load import find_strangers
 
-    predictor = load_predictor(run, personalised=personalised, trust=trust)
+    predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
     table = read_columns(rows)
     for sentence in find_strangers(predictor, table, client):
         typer.echo(f"equifed: warning: {sentence}", err=True)
@@ -88,28 +84,21 @@ def _predict_columns(
     scores = predictor.decision_function(table, client)
     columns = {"prediction": predictor.name_likeliest(scores).tolist()}
     if predictor.link is not None:
-        chances = predictor.to_chances(scores)
-        for k, name in enumerate(predictor.classes):
-            columns[f"probability_{name}"] = chances[:, k].tolist()
+        pairs = zip(predictor.classes, predictor.to_chances(scores).T, strict=False)
+        columns |= {f"probability_{name}": chances.tolist() for name, chances in pairs}
     return columns
 
 
 def personalise(
     run: RunOnly,
-    rows: Annotated[Path | None, typer.Argument(help="Labelled rows of a new client.")] = None,
-    own: Annotated[
-        str | None, typer.Option(help="Parameters to fit: bias (default), head or all.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Temperature that divides the outputs.")
-    ] = None,
-    penalty: Annotated[
-        float | None, typer.Option(help="Penalty on the distance from the shared part.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="With --own all: step size.")] = None,
-    steps: Annotated[int | None, typer.Option(help="With --own all: number of steps.")] = None,
-    client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
-    out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
+    rows: Annotated[File, argument("Labelled rows of a new client.")] = None,
+    own: Annotated[Text, option("Parameters to fit: bias (default), head or all.")] = None,
+    temperature: Annotated[Number, option("Temperature that divides the outputs.")] = None,
+    penalty: Annotated[Number, option("Penalty on the distance from the shared part.")] = None,
+    lr: Annotated[Number, option("With --own all: step size.")] = None,
+    steps: Annotated[Count, option("With --own all: number of steps.")] = None,
+    client: Annotated[Text, option("With ROWS: the new client's name.")] = None,
+    out: Annotated[File, option("With ROWS: folder for its model.")] = None,
     personalised: Personalised = False,
     trust: Trust = False,
     signed_by: SignedBy = None,
@@ -122,7 +111,6 @@ def personalise(
     fit its own part where the run's clients have one, and write its model for equifed predict.
     """
     from equifed.runs.personalise import describe
-    from equifed.runs.personalise import personalise as fit
 
     of_run, of_new = (own, temperature, penalty, lr, steps), (client, out, personalised or None)
     if any(given is not None for given in (of_new if rows is None else of_run)):
@@ -131,17 +119,24 @@ def personalise(
             "--client, --out and --personalised are for a new client's ROWS."
         )
     if rows is not None:
-        written = _fit_new_client(run, rows, client, out, personalised, trust)
+        from equifed.models.export import export as write
+
+        if client is None or out is None:
+            raise ValueError("Name the new client and a folder for its model: --client, --out.")
+        predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
+        write(predictor.for_new_client(rows, client=client), out, program=True)
         if json:
-            print_json({"run": str(run), "client": client, "out": str(written)})
+            terminal.print_json({"run": str(run), "client": client, "out": str(out)})
         else:
-            typer.echo(f"own part fitted: equifed predict {written} NEW.csv --trust", err=True)
+            typer.echo(f"own part fitted: equifed predict {out} NEW.csv --trust", err=True)
         return
-    found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
-                steps=steps, trust=trust)  # fmt: skip
+    found = ef.personalise(
+        run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr, steps=steps,
+        trust=trust,
+    )  # fmt: skip
     path = found.save(run)
     if json:
-        print_json({"run": str(run), **found.to_dict()})
+        terminal.print_json({"run": str(run), **found.to_dict()})
         return
     title = f"{found.metric or 'no test split, nothing measured'}: before and after, 95 % limits"
     _print_records(title, found.rows())
@@ -151,33 +146,17 @@ def personalise(
     typer.echo(f"{describe(found)}: {path}", err=True)
 
 
-def _fit_new_client(
-    run: Path, rows: Path, client: str | None, out: Path | None, personalised: bool, trust: bool
-) -> Path:
-    """Write the model of a client that took no part in training, and return its folder."""
-    from equifed.models.export import export as write
-    from equifed.runs.load import load_predictor
-
-    if client is None or out is None:
-        raise ValueError(
-            "Name the new client and a folder for its model: --client NAME --out FOLDER."
-        )
-    predictor = load_predictor(run, personalised=personalised, trust=trust)
-    write(predictor.for_new_client(rows, client=client), out, program=True)
-    return out
-
-
 def evaluate(
     run: RunOnly, rows: Rows, client: Client = None, trust: Trust = False,
     signed_by: SignedBy = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
-    from equifed.runs.new_rows import evaluate as measure
+    from equifed.runs.load import evaluate as measure
 
     found = measure(run, rows, client, trust=trust)
     if json:
         measured = {d.metric: {"split": d.split, "clients": d.rows} for d in found}
-        print_json({"run": str(run), "rows": str(rows), "metrics": measured})
+        terminal.print_json({"run": str(run), "rows": str(rows), "metrics": measured})
         return
     for drift in found:
         then = f"at training ({drift.split})" if drift.split else "not measured at training"
@@ -186,28 +165,26 @@ def evaluate(
 
 def _print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:
     """Print records of the same fields as a table."""
+    from equifed.contract.arrays import show_text
     from equifed.data.describe import Table
 
+    def show(value: Any) -> str:
+        if value is None or value != value:
+            return ""
+        return f"{value:.4g}" if isinstance(value, float) else show_text(str(value))
+
     header = tuple(name.replace("_", " ") for name in records[0])
-    rows = [tuple(map(_show, record.values())) for record in records]
+    rows = [tuple(map(show, record.values())) for record in records]
     typer.echo(str(Table(title, header, rows)))
-
-
-def _show(value: Any) -> str:
-    from equifed.contract.arrays import show_text
-
-    if value is None or value != value:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else show_text(str(value))
 
 
 def export(
     run: RunOnly,
-    out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/export.")] = None,
-    torch: Annotated[bool, typer.Option("--torch", help="Also model.pt2 (torch.export).")] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Also model.onnx (extra onnx).")] = False,
-    card: Annotated[bool, typer.Option("--card", help="Also MODEL_CARD.md.")] = False,
-    client: Annotated[str | None, typer.Option(help="Client, for models with own parts.")] = None,
+    out: Annotated[File, option("Folder for the files; RUN/export.")] = None,
+    torch: Annotated[bool, option("Also model.pt2 (torch.export).", "--torch")] = False,
+    onnx: Annotated[bool, option("Also model.onnx (extra onnx).", "--onnx")] = False,
+    card: Annotated[bool, option("Also MODEL_CARD.md.", "--card")] = False,
+    client: Annotated[Text, option("Client, for models with own parts.")] = None,
     personalised: Personalised = False,
     trust: Trust = False,
     signed_by: SignedBy = None,
@@ -215,10 +192,9 @@ def export(
     """Write the model as files: weights, description, preparation; programs and card if asked."""
     from equifed.models.export import export as write
     from equifed.runs.evidence import write_model_card
-    from equifed.runs.load import load_predictor
 
     folder = run / "export" if out is None else out
-    predictor = load_predictor(run, personalised=personalised, trust=trust)
+    predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
     predictor = predictor if client is None else predictor.for_client(client)
     files = write(predictor, folder, program=torch, onnx=onnx)
     if card:
@@ -229,13 +205,13 @@ def export(
 
 def evidence(
     run: RunOnly,
-    out: Annotated[Path | None, typer.Option(help="Zip file to write; RUN-evidence.zip.")] = None,
-    without_model: Annotated[bool, typer.Option("--without-model", help="Leave it out.")] = False,
-    key: Annotated[Path | None, typer.Option(help="Private key to sign the pack with.")] = None,
-    overwrite: Overwrite = False,
+    out: Annotated[File, option("Zip file to write; RUN-evidence.zip.")] = None,
+    without_model: Annotated[bool, option("Leave it out.", "--without-model")] = False,
+    key: Annotated[File, option("Private key to sign the pack with.")] = None,
+    overwrite: terminal.Overwrite = False,
     trust: Trust = False,
     signed_by: SignedBy = None,
-    quiet: Quiet = False,
+    quiet: terminal.Quiet = False,
 ) -> None:
     """Bundle a run for auditors: one zip with an index."""
     from equifed.runs.evidence import pack_evidence
@@ -247,7 +223,7 @@ def evidence(
         typer.echo(f"evidence: {path}")
 
 
-def sign(run: Run, key: Key) -> None:
+def sign(run: Run, key: Annotated[Path, option("Private key, of equifed flower keys.")]) -> None:
     """Sign a complete run, or an export, with your key: you vouch for every file of it.
 
     Others give your public key to --signed-by of the commands that read the folder. What is written
@@ -259,8 +235,8 @@ def sign(run: Run, key: Key) -> None:
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="A run's folder, an export or an evidence pack.")],
-    signed_by: Annotated[Path, typer.Option(help="File of public keys, one on a line.")],
+    path: Annotated[Path, argument("A run's folder, an export or an evidence pack.")],
+    signed_by: Annotated[Path, option("File of public keys, one on a line.")],
 ) -> None:
     """Say who signed a folder or an evidence pack; exit with 2 if none of the keys did."""
     from equifed.training.files import StoredRun

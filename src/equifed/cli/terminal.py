@@ -23,18 +23,34 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED, BAD_INPUT, INTERRUPTED, LONGEST = 1, 2, 130, 4000
+# What the parser raises: click's ClickException; newer versions of typer have their own.
 COMMAND_LINE: type[Exception] = typer.BadParameter.__mro__[2]
-"""What the parser raises: click's ClickException; newer versions of typer have their own."""
+# The only place that says them; every command keeps to it.
 EXIT_CODES = (
     "Exit codes: 0 done; 1 a run failed or cannot continue; 2 wrong options, settings, data or "
     "folders, and nothing was run; 130 interrupted."
 )
-"""The only place that says them; every command keeps to it."""
 TRACEBACK = "EQUIFED_TRACEBACK=1 shows"
 FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)\n +(.+)')
 
+File = Path | None
+Text = str | None
+Texts = list[str] | None
+Number = float | None
+Count = int | None
 
-# -- options that mean the same in every command ----------------------------------------------
+
+# -- options: their help, and their name where it is not that of the parameter ------------------
+
+
+def option(text: str, *names: str, **more: Any) -> Any:
+    """Return an option of a command."""
+    return typer.Option(*names, help=text, **more)
+
+
+def argument(text: str, **more: Any) -> Any:
+    """Return an argument of a command."""
+    return typer.Argument(help=text, **more)
 
 
 def complete_names(section: str) -> Callable[[str], list[str]]:
@@ -48,32 +64,6 @@ def complete_names(section: str) -> Callable[[str], list[str]]:
     return complete
 
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a setting, as --set algorithm.local.lr=0.1; may be repeated.",
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes that share the clients of the run.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds per configuration.")]
-Config = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
-Baseline = Annotated[str | None, typer.Option(help="Baseline; the first by default.")]
-Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
-DataName = Annotated[
-    str,
-    typer.Argument(help="Data set; see: equifed list data.", autocompletion=complete_names("data")),
-]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run code named in the folder; only if you trust it.")
-]
-
-
 def _require_signature(context: typer.Context, keys: Path | None) -> Path | None:
     """Let the command open no folder that none of these keys has signed."""
     if keys is not None:
@@ -83,14 +73,18 @@ def _require_signature(context: typer.Context, keys: Path | None) -> Path | None
     return keys
 
 
-SignedBy = Annotated[
-    Path | None,
-    typer.Option(
-        callback=_require_signature,
-        help="File of public keys: read no folder that none of them has signed (equifed sign).",
-    ),
-]
-Key = Annotated[Path, typer.Option(help="Private key to sign with, of equifed flower keys.")]
+OVERRIDE = "Override a setting, as --set algorithm.local.lr=0.1; may be repeated."
+SIGNED = "File of public keys: read no folder that none of them has signed (equifed sign)."
+Set = Annotated[Texts, option(OVERRIDE, "--set", metavar="KEY=VALUE")]
+Overwrite = Annotated[bool, option("Replace existing output.", "--overwrite")]
+Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet")]
+Json = Annotated[bool, option("Print JSON only.", "--json")]
+Workers = Annotated[int, option("Processes that share the clients of the run.", min=1)]
+Config = Annotated[Path, argument("Configuration file (TOML).")]
+Baseline = Annotated[Text, option("Baseline; the first by default.")]
+Folder = Annotated[Path, argument("Folder of the run.")]
+Trust = Annotated[bool, option("Run code named in the folder; only if you trust it.", "--trust")]
+SignedBy = Annotated[File, option(SIGNED, callback=_require_signature)]
 
 
 # -- output -----------------------------------------------------------------------------------
@@ -153,36 +147,32 @@ def repeat() -> str:
     return shlex.join(["equifed", *sys.argv[1:]])
 
 
-def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    """Print a warning as errors are printed: the line of code that gave it helps nobody here."""
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    # as errors are printed: the line of code that gave it helps nobody here
     print(f"equifed: warning: {message}", file=sys.stderr)
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    message, code = _find_words(error)
-    if own := _find_own_line(error):  # where it went wrong; else the line that led there
-        return f"{message or type(error).__name__}\n{own}\n{TRACEBACK} the rest.", code
-    return message, code
-
-
-def _find_words(error: Exception) -> tuple[str, int]:
+    """Return a message and an exit code."""
     from equifed.training.checkpoint import CheckpointError
     from equifed.training.files import Changed, RunFolderError
     from equifed.training.play_round import TrainingError
 
+    own, message = _find_own_line(error), str(error)
+    code: int = getattr(error, "exit_code", BAD_INPUT)
+    of_flower = type(error).__module__.startswith("equifed.flower.")
     if isinstance(error, TrainingError | CheckpointError | Changed):
-        return str(error), FAILED
-    if isinstance(error, OSError) and error.filename is not None:
+        code = FAILED
+    elif isinstance(error, OSError) and error.filename is not None:
         a_file = isinstance(error, FileExistsError | NotADirectoryError)
         what = "there is a file in the place of a folder" if a_file else error.strerror
-        return f"{error.filename}: {what}.", BAD_INPUT
-    of_flower = type(error).__module__.startswith("equifed.flower.")
-    if of_flower or isinstance(error, ValueError | RunFolderError | OSError):
-        return str(error), getattr(error, "exit_code", BAD_INPUT)
-    unexpected = f"{type(error).__name__}: {error}"
-    if _find_own_line(error):
-        return unexpected, FAILED
-    return f"{unexpected}\nThis should not happen; {TRACEBACK} where.", FAILED
+        message, code = f"{error.filename}: {what}.", BAD_INPUT
+    elif not (of_flower or isinstance(error, ValueError | RunFolderError | OSError)):
+        message, code = f"{type(error).__name__}: {error}", FAILED
+        message += "" if own else f"\nThis should not happen; {TRACEBACK} where."
+    if own:  # where it went wrong; else the line that led there
+        message = f"{message or type(error).__name__}\n{own}\n{TRACEBACK} the rest."
+    return message, code
 
 
 def _find_own_line(error: Exception) -> str:

@@ -244,7 +244,7 @@ class SiteTrials:
     def choose(self) -> tuple[Served, FlowerClients]:
         """Choose, solve the best of every kind on all rows but test rows, and measure them."""
         members, privacy = self.clients.members, self.settings.privacy
-        scores = try_linear(self, STRENGTHS[privacy])
+        scores = try_linear(self.score, STRENGTHS[privacy])
         best, point = find_best(scores), min(scores, key=lambda p: scores[p].mean)
         held = [hello.sizes.get("validation", 0) for hello in members.hellos]
         rows = f"{sum(held):,} validation rows of {np.count_nonzero(held)} clients"

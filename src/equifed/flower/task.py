@@ -209,7 +209,7 @@ class Candidate:
 
     def rows(self, data: Federation) -> Federation:
         """Return the rows that it is solved on."""
-        from equifed.runs.held_out import pool
+        from equifed.runs.candidates import pool
 
         return pool(data) if self.whole else data
 

@@ -20,12 +20,11 @@ __all__ = [
     "Job", "Run", "RunConfig", "apply_override", "build_run", "check_folders", "make_job",
     "merge_tables", "run_jobs", "start", "unknown",
 ]  # fmt: skip
+_MODULES = ("catalogue", "config", "build", "many", "run", "comparison")
 
 
 def __getattr__(name: str) -> Any:
-    for module in (
-        ("build", "catalogue", "config", "many", "run", "comparison") if name in __all__ else ()
-    ):
+    for module in _MODULES if name in __all__ else ():
         if hasattr(home := importlib.import_module(f"equifed.runs.{module}"), name):
             return getattr(home, name)
     raise AttributeError(f"module 'equifed.runs' has no attribute {name!r}")

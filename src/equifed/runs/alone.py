@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg
+from equifed.contract import Index, LocalSGD, Losses
 from equifed.contract.algorithm import AnyAlgorithm, layers
-from equifed.contract.arrays import Index, Losses
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.engines.evaluate import SampleScores, to_array
 from equifed.engines.in_process import resolve_model
-from equifed.engines.simulate import Simulated, simulate
+from equifed.engines.simulate import simulate
 from equifed.metrics.metric import Metric, find_metric
 from equifed.metrics.paired import gain_of_pairs
 from equifed.models.architectures import choose_init
@@ -47,10 +45,9 @@ from equifed.training.loop import train
 from equifed.training.tables import MetricRecord
 
 GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # strengths of the penalty that are tried beside the given one
-WithAlone: TypeAlias = Literal["auto"] | bool
-"""Whether own models are fitted; ``"auto"``: where :func:`is_small_and_convex`."""
+WithAlone: TypeAlias = Literal["auto"] | bool  # own models; "auto": where is_small_and_convex
+# Up to so many clients, parameters, and training samples times parameters a run is small.
 FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 200, 10_000_000
-"""Up to so many clients, parameters, and training samples times parameters a run is small."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +62,19 @@ class Alone:
     samples: list[Losses] = field(default_factory=list, repr=False)  # of the metric, by client
     data: Federation | None = field(default=None, repr=False)
 
+    @classmethod
+    def measure(
+        cls, data: Federation, model: FlatModel, rows: Tensor, losses: Losses, l2: Losses, how: str,
+        metric: str | None = None, split: str | None = None,
+    ) -> Alone:  # fmt: skip
+        """Measure own models, a row each, by what a run on these data shows or as is told."""
+        one_class = tuple(data.find_one_class())
+        if one_class:
+            who = ", ".join(one_class)
+            how += f"; one class in training, shown with it and not compared: {who}"
+        record, samples = measure_models(data, model, rows, metric, split, one_class)
+        return cls(record, losses, l2, one_class, how, samples, data)
+
     def add_to(self, history: History) -> dict[str, Any]:
         """Put it into the history of the shared model, and return the event that tells of it."""
         shown, mine = history.main_metric(), (self.record.metric, self.record.split)
@@ -74,47 +84,35 @@ class Alone:
                 "the same metric= and split= to alone()."
             )
         event = {"event": "alone", "round": 0, "reason": self.how}
-        event |= {"one_class": list(self.one_class), "gains": self._compare(history)}
+        event |= {"one_class": list(self.one_class), "gains": self._compare(history.trained)}
         history.alone = self.record
         history.events = [e for e in history.events if e["event"] != "alone"] + [event]
         return event
 
-    def _compare(self, history: History) -> dict[str, list[float]]:
+    def _compare(self, trained: Any) -> dict[str, list[float]]:
         """Return each compared client's gain by its own model: difference, limits, p."""
-        if history.trained is None or self.data is None or not self.samples:
-            return {}
+        out: dict[str, list[float]] = {}
+        if trained is None or self.data is None or not self.samples:
+            return out
         kind, split = find_metric(self.record.metric), self.data.splits()[self.record.split]
-        out = {}
+        sides = {"higher_is_better": kind.higher_is_better, "fraction": kind.is_fraction}
         for i, name in enumerate(self.data.names):
             if len(self.samples[i]) and name not in self.one_class:
-                shared = history.trained
-                shared = shared.for_client(name) if shared.own else shared
+                shared = trained.for_client(name) if trained.own else trained
                 inputs, targets = split.client(i)
-                outputs = shared.answer(inputs)
-                theirs = measure_each(kind, in_units(self.data, targets, np.empty(0), outputs))
-                sides = {"higher_is_better": kind.higher_is_better, "fraction": kind.is_fraction}
-                found = gain_of_pairs(self.samples[i], theirs, **sides)
+                seen = in_units(self.data, targets, np.empty(0), shared.answer(inputs))
+                found = gain_of_pairs(self.samples[i], measure_each(kind, seen), **sides)
                 if math.isfinite(found.difference):
                     out[name] = [found.difference, found.lower, found.upper, found.p]
         return out
 
 
 def alone(
-    data: Federation,
-    model: nn.Module | str,
-    loss: SampleLoss | str = "auto",
-    *,
-    l2: float = 0.0,
-    tune: bool = True,
-    class_weights: ClassWeights | None = None,
-    penalise: Penalise = "all",
-    dtype: torch.dtype = torch.float32,
-    algorithm: AnyAlgorithm | None = None,
-    rounds: int | None = None,
-    seed: int = 0,
-    metric: str | None = None,
-    split: str | None = None,
-) -> Alone:
+    data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", *, l2: float = 0.0,
+    tune: bool = True, class_weights: ClassWeights | None = None, penalise: Penalise = "all",
+    dtype: torch.dtype = torch.float32, algorithm: AnyAlgorithm | None = None,
+    rounds: int | None = None, seed: int = 0, metric: str | None = None, split: str | None = None,
+) -> Alone:  # fmt: skip
     """Fit a model of the same kind to every client's own samples.
 
     Linear models are solved exactly, by Newton's method in float64 for all clients at once.
@@ -145,31 +143,40 @@ def alone(
     """
     linear = build_linear(data, model, loss, l2, class_weights, penalise)
     exact, tuned = is_solvable(linear), tune and data.validation is not None
+    strengths, chosen = [l2], np.zeros(len(data.names), dtype=np.int64)
     if exact:
-        strengths = [l2, *(g for g in GRID if tuned and g != l2)]
-        found = solve_each(linear, data, strengths)
+        strengths += [g for g in GRID if tuned and g != l2]
+        found, late = solve_each(linear, data, strengths)
+        if late:
+            warnings.warn(
+                f"Own models of {', '.join(late[:5])} have not converged (classes that can be told "
+                f"apart need a penalty); give l2 > 0, got {l2:g}.",
+                UserWarning,
+                stacklevel=2,
+            )
         chosen = _choose(linear, data, found)
-        models = [(linear, x) for x in found[chosen, np.arange(len(data.names))]]
-        given = [(linear, x) for x in found[0]]
+        rows, given = found[chosen, np.arange(len(chosen))], found[0]
     else:
+        if algorithm is None or rounds is None:
+            raise ValueError(
+                "Own models of this kind have no exact solution; give algorithm= and rounds= of "
+                "the shared run, for the same budget."
+            )
         engine: Any = {"loss": linear.loss, "l2": l2, "penalise": penalise, "dtype": dtype}
-        engine["init"] = choose_init(model, None)
-        module, _ = resolve_model(data, model, loss)
-        models = given = [
-            _train(simulate(data.subset([name]), module, **engine), algorithm, rounds, seed)
-            for name in data.names
-        ]
-        strengths, chosen = [l2], np.zeros(len(data.names), dtype=np.int64)
-    one_class = tuple(data.find_one_class())
-    record, samples = measure_models(data, models, one_class, metric, split)
+        (module, _), trained = resolve_model(data, model, loss), []
+        for name in data.names:
+            part = data.subset([name])
+            clients = simulate(part, module, init=choose_init(model, None), **engine)
+            history = train(algorithm, clients, rounds=rounds, seed=seed, evaluate=())
+            trained.append(clients.flatten(history.parameters or {}))
+        linear, rows = clients.model, torch.stack(trained)
+        given = rows
     how = "own models by Newton's method" if exact else f"own models by {algorithm!r}"
     how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
-    if one_class:
-        how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
-    losses = [score_samples(data, *pair, *data.train.client(i)).losses.mean()
-              + float(pair[0].penalty(pair[1])) for i, pair in enumerate(given)]  # fmt: skip
+    losses = [score_samples(data, linear, x, *data.train.client(i)).losses.mean()
+              + float(linear.penalty(x)) for i, x in enumerate(given)]  # fmt: skip
     l2s = np.array(strengths)[chosen]
-    return Alone(record, np.array(losses), l2s, one_class, how, samples, data)
+    return Alone.measure(data, linear, rows, np.array(losses), l2s, how, metric, split)
 
 
 def build_linear(
@@ -191,8 +198,13 @@ def is_solvable(model: FlatModel) -> bool:
     return known and model.size <= MOST_NUMBERS
 
 
-def solve_each(model: FlatModel, data: Federation, strengths: Sequence[float]) -> Tensor:
-    """Return every client's best model for each strength of the penalty, (strengths, N, d)."""
+def solve_each(
+    model: FlatModel, data: Federation, strengths: Sequence[float]
+) -> tuple[Tensor, list[str]]:
+    """Return every client's best model for each strength of the penalty, (strengths, N, d).
+
+    And the clients for whom the first strength has not converged.
+    """
     train, places, late = data.train, find_places(model), set[str]()
     found = torch.zeros(len(strengths), len(train.sizes), model.size, dtype=torch.float64)
     loss, free = fitted_loss(base_loss(model.loss)), model.pull(torch.ones(model.size).double())
@@ -219,14 +231,7 @@ def solve_each(model: FlatModel, data: Federation, strengths: Sequence[float]) -
             v, going = fit_many(design, outputs, targets, counts, loss, penalty, v)
             found[s][clients[:, None, None], places.T] = v if span is None else span @ v
             late |= {data.names[i] for i in clients[going.numpy()] if strength == strengths[0]}
-    if late:
-        warnings.warn(
-            f"Own models of {', '.join(sorted(late)[:5])} have not converged (classes that can be "
-            f"told apart need a penalty); give l2 > 0, got {strengths[0]:g}.",
-            UserWarning,
-            stacklevel=3,
-        )
-    return found
+    return found, sorted(late)
 
 
 def _group_alike(sizes: Index, width: int) -> Iterator[Index]:
@@ -252,18 +257,6 @@ def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
     return best
 
 
-def _train(
-    clients: Simulated, algorithm: AnyAlgorithm | None, rounds: int | None, seed: int
-) -> tuple[FlatModel, Tensor]:
-    if algorithm is None or rounds is None:
-        raise ValueError(
-            "Own models of this kind have no exact solution; give algorithm= and rounds= of the "
-            "shared run, for the same budget."
-        )
-    history = train(algorithm, clients, rounds=rounds, seed=seed, evaluate=())
-    return clients.model, clients.flatten(history.parameters or {})
-
-
 def score_samples(
     data: Federation, model: FlatModel, x: Tensor, inputs: Any, targets: Any
 ) -> SampleScores:
@@ -283,13 +276,13 @@ def in_units(data: Federation, targets: Any, losses: Any, outputs: Any) -> Sampl
 
 
 def measure_models(
-    data: Federation, models: Sequence[tuple[FlatModel, Tensor]], one_class: Sequence[str] = (),
-    metric: str | None = None, split: str | None = None,
+    data: Federation, model: FlatModel, rows: Tensor, metric: str | None = None,
+    split: str | None = None, one_class: Sequence[str] = (),
 ) -> tuple[MetricRecord, list[Losses]]:  # fmt: skip
     """Return a metric of every client's model, and of every single sample where it is a mean."""
     held = {name: part for name, part in data.splits().items() if len(part.targets)}
     split = split or next(name for name in HELD if name in held)
-    values = "mse" if models[0][0].loss is squared else "loss"
+    values = "mse" if model.loss is squared else "loss"
     metric = metric or (values if data.classes is None else "accuracy")
     kind = find_metric(metric)
     if split not in held or kind.compute is None:
@@ -299,7 +292,7 @@ def measure_models(
         inputs, targets = held[split].client(i)
         if not len(targets):
             continue
-        scores = score_samples(data, *models[i], inputs, targets)
+        scores = score_samples(data, model, rows[i], inputs, targets)
         samples[i] = measure_each(kind, scores)
         if name not in one_class:
             found[i] = kind.measure(scores.targets, scores.answer(kind.needs))
@@ -340,7 +333,7 @@ def list_beside(built: Run) -> list[str]:
     """
     asked, splits, clients = built.config.with_alone, built.config.evaluate.splits, built.clients
     small = bool(splits) and is_small_and_convex(clients, built.federation)
-    found, core = [], layers(built.algorithm)[-1]
+    found, core = list[str](), layers(built.algorithm)[-1]
     if small if asked == "auto" else asked:
         _refuse_noised(clients)
         if not is_solvable(clients.model) and find_local(built.algorithm) is None:
@@ -352,24 +345,27 @@ def list_beside(built: Run) -> list[str]:
         if not splits:
             raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
         found.append("alone")
-    other = not (core_averages(core) or clients.remembers_own() or built.config.privacy)
-    return [*found, *(["average"] if small and other else [])]
-
-
-def core_averages(core: Any) -> bool:
-    """Tell whether an algorithm minimises the average already."""
-    return getattr(core, "averages", isinstance(getattr(core, "objective", None), Average))
+    averages = getattr(core, "averages", isinstance(getattr(core, "objective", None), Average))
+    if small and not (averages or clients.remembers_own() or built.config.privacy):
+        found.append("average")
+    return found
 
 
 def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[str]) -> History:
     """Solve what stands beside a trained run; write it into its folder, if any, and finish it."""
-    given = built.clients, built.federation, built.algorithm, built.config.rounds
-    folder = None if out is None else RunFolder(out, history.names, built.clients.group())
+    clients, shown, event = built.clients, history.main_metric(), None
+    folder = None if out is None else RunFolder(out, history.names, clients.group())
     try:
         with limit_threads(built.config.threads):
-            event = fit_alone(history, *given) if "alone" in wanted else None
-            if "average" in wanted:
-                history.average = solve_average(history, built.clients)
+            if "alone" in wanted:
+                given = built.federation, built.algorithm, built.config.rounds
+                event = fit_alone(history, clients, *given)
+            if "average" in wanted and shown is not None:
+                metrics = [] if shown[0] in ("loss", "accuracy", "mse") else [shown[0]]
+                history.average = train(
+                    FairNewton(Average()), clients, rounds=60, every=60, evaluate=[shown[1]],
+                    stop=StopWhen(at_relative_gap=1e-6), metrics=metrics, progress=False,
+                ).last(*shown)  # fmt: skip
     except Exception:
         if folder is not None:
             folder.finish(history)
@@ -380,19 +376,6 @@ def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[
         folder.beside(history)
         folder.finish(history)
     return history
-
-
-def solve_average(history: History, clients: Clients) -> MetricRecord | None:
-    """Return what clients have under the same model, solved for their average."""
-    shown = history.main_metric()
-    if shown is None:
-        return None
-    metrics = [] if shown[0] in ("loss", "accuracy", "mse") else [shown[0]]
-    run = train(
-        FairNewton(Average()), clients, rounds=60, every=60, stop=StopWhen(at_relative_gap=1e-6),
-        evaluate=[shown[1]], metrics=metrics, progress=False,
-    )  # fmt: skip
-    return run.last(*shown)
 
 
 def _refuse_noised(clients: Any) -> None:

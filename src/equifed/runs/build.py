@@ -18,8 +18,7 @@ from equifed.contract.clients import Clients, MissingClients, ask_those_present
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.local import LocalSGD, uses_minibatches
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation
-from equifed.data.split import Holdout
+from equifed.data import Federation, Holdout
 from equifed.engines.base import describe_data, describe_samples
 from equifed.engines.evaluate import check_metrics
 from equifed.engines.own import settle_own
@@ -30,11 +29,10 @@ from equifed.runs.catalogue import SECTIONS, load_address
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.schema import ConfigError, Table
 from equifed.steps.automatic import with_measured_step
+from equifed.training import History, train
 from equifed.training.events import show_algorithm
 from equifed.training.final_model import Giver
 from equifed.training.folder import RunFolder
-from equifed.training.history import History
-from equifed.training.loop import train
 from equifed.training.tables import FORMAT, package_versions
 from equifed.training.trackers import Callback
 
@@ -128,7 +126,11 @@ def build_run(config: RunConfig) -> Run:
     with limit_threads(threads):
         clients = _build_engine(config, shared, loss, data, algorithm)
     table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
-    engine, model = _settle_engine(config.engine, clients), {**config.model, "loss": loss}
+    model, engine = {**config.model, "loss": loss}, config.engine
+    if clients.choice is not None and engine["name"] == "auto":
+        # with the name that measuring chose, for resumes and repeats
+        known = schema.settings(SECTIONS["engines"][clients.engine].load())
+        engine = {"name": clients.engine} | {k: v for k, v in engine.items() if k in known}
     config = replace(config, model=model, algorithm=table, engine=engine, threads=threads)
     _check_measured(config, data)
     guarded = guard_algorithm(algorithm, config.guard)
@@ -141,9 +143,15 @@ def _build_engine(
     with schema.blame("model.loss: "):
         outputs = outputs_for(data, named)
     with schema.blame("model."):
-        plain = SECTIONS["losses"][named].load()
-        loss = weigh_classes(plain, shared.class_weights, data)
-    _check_device(config.engine.get("device", "cpu"))
+        loss = weigh_classes(SECTIONS["losses"][named].load(), shared.class_weights, data)
+    device = config.engine.get("device", "cpu")
+    with schema.blame("engine.device: "):
+        try:
+            kind = torch.device(device).type
+        except (RuntimeError, TypeError):
+            raise ValueError(f"unknown device {device!r}; use 'cpu' or 'cuda'") from None
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device here; use 'cpu'")
     module, steps = build_module(config, data.input_shape, outputs), shared.own_steps
     if shared.own is not None and steps == "auto" and uses_minibatches(algorithm):
         steps = "joint"  # profile losses need all samples
@@ -158,12 +166,10 @@ def _build_engine(
     if config.privacy is not None:
         if config.engine["name"] not in ("auto", "loop"):
             raise ConfigError([f"engine: {config.engine['name']} adds no noise; use 'loop'"])
-        given["device"] = config.engine.get("device", "cpu")
         with schema.blame("privacy: "):
-            return config.privacy.make_clients(data, module, loss, **given)
-    clients: Clients = schema.choose(
-        "engines", config.engine, "engine", data=data, model=module, loss=loss, **given
-    )
+            return config.privacy.make_clients(data, module, loss, device=device, **given)
+    given |= {"data": data, "model": module, "loss": loss}
+    clients: Clients = schema.choose("engines", config.engine, "engine", **given)
     return clients
 
 
@@ -174,15 +180,6 @@ def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) 
         given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
         module: nn.Module = schema.choose("models", config.model, "model", **given)
     return module
-
-
-def _settle_engine(engine: Table, clients: Clients) -> Table:
-    """Return the engine's table with the name that measuring chose, for resumes and repeats."""
-    if clients.choice is None or engine["name"] != "auto":
-        return engine
-    name = clients.engine
-    known = schema.settings(SECTIONS["engines"][name].load())
-    return {"name": name} | {key: value for key, value in engine.items() if key in known}
 
 
 def measure_step(
@@ -218,28 +215,14 @@ def resolve_algorithm(
     given: Any, clients: Clients, seed: int, sizes: schema.Sizes = None
 ) -> AnyAlgorithm:
     """Return an algorithm that is given as one, as a name or as a table."""
-    if not isinstance(given, str | Mapping):
-        algorithm: AnyAlgorithm = given
-        return algorithm
-    checker = schema.Checker(measures=True)
-    table = checker.choice("algorithms", given, "algorithm")
-    checker.raise_problems()
-    made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
-    return measure_step(table, made, clients, seed)[1]
-
-
-# -- what data, engine or metrics must have, known before anything is trained ------------------
-
-
-def _check_device(device: Any) -> None:
-    try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            [f"engine.device: unknown device {device!r}; use 'cpu' or 'cuda'"]
-        ) from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(["engine.device: there is no CUDA device here; use 'cpu'"])
+    algorithm: AnyAlgorithm = given
+    if isinstance(given, str | Mapping):
+        checker = schema.Checker(measures=True)
+        table = checker.choice("algorithms", given, "algorithm")
+        checker.raise_problems()
+        made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
+        _, algorithm = measure_step(table, made, clients, seed)
+    return algorithm
 
 
 def _check_measured(config: RunConfig, data: Federation) -> None:

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from equifed.algorithms.fair_newton import FairNewton
-from equifed.contract.arrays import Losses
+from equifed.contract import Losses, Stream
+from equifed.data import DataError, Federation, Preparation, Split
 from equifed.data.curves import bend
-from equifed.data.federation import Federation
-from equifed.data.preparation import Preparation
-from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare
 from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
 from equifed.runs.build import has_rare_class
-from equifed.runs.held_out import ENOUGH, hold_out
 from equifed.runs.linear_paths import LinearPaths, measure
-from equifed.training.files import RunFolderError, read_sealed, seal, write_file
+from equifed.training import History, train
+from equifed.training.files import RunFolderError, as_plain, read_sealed, seal, write_file
 from equifed.training.final_model import StopWhen
-from equifed.training.history import History
-from equifed.training.loop import train
 
-L2 = (1e-4, 1e-3, 1e-2, 1e-1)
-"""Penalties that every candidate is tried with."""
+L2 = (1e-4, 1e-3, 1e-2, 1e-1)  # penalties that every candidate is tried with
 RHOS = (3.0, 1.0, 0.3, 0.1, 0.03)
 OWN_L2 = (1.0, 1e-1, 1e-2, 1e-3)
 OWN_RHOS = (1.0, 0.3, 0.1)
 GAP, ROUNDS = 1e-6, 60
+# Folds; share of the rows that is held out; with fewer of them at the median client, folds
+FOLDS, SHARE, ENOUGH = 5, 0.2, 10
+# A client may keep its own model where that has at most this share of the chosen one's loss
 HALF = 0.5
-"""A client may keep its own model where that has at most this share of the chosen one's loss."""
 ALONE, TRIED = "each client alone", "tried"
+# Of l2, rho, own_l2, and rho beside an own part
 Strengths: TypeAlias = tuple[tuple[float, ...], ...]
-"""Of l2, rho, own_l2, and rho beside an own part."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +61,15 @@ class Point:
         told = {"l2": self.l2, "own_l2": self.own_l2, "rho": self.rho}
         return ", ".join(f"{k} = {v:g}" for k, v in told.items() if v is not None)
 
+    def objective(self, scale: float | None = None) -> Average | ChiSquare:
+        """Return what it minimises."""
+        return Average() if self.rho is None else ChiSquare(self.rho, scale=scale)
+
 
 BASE = Point(0.0).family
 
 
-@dataclass(frozen=True, eq=False)
-class Score:
+class Score(NamedTuple):
     """Loss and main metric of every client; NaN for one without such rows."""
 
     loss: Losses
@@ -80,6 +79,13 @@ class Score:
     def mean(self) -> float:
         """Mean loss over clients."""
         return float(np.nanmean(self.loss))
+
+
+# Measures candidates along one path, which has a name, on held-out rows
+Scorer: TypeAlias = Callable[[str, Sequence[Point]], dict[Point, Score]]
+Pair: TypeAlias = tuple[Losses, Losses]
+# Returns loss and main metric of several candidates on the held-out rows of a fold
+Compute: TypeAlias = Callable[[Federation], Sequence[Pair]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +103,17 @@ class Choice:
     model: tuple[str, str]  # its name, and that of its loss
     noised: bool = False  # losses may even be negative: no shares of them are told
     bent: Preparation | None = None  # where the curves that were tried bend
+
+    @classmethod
+    def take(
+        cls, scores: Mapping[Point, Score], rows: str, model: tuple[str, str],
+        notes: Sequence[str] = (), **more: Any,
+    ) -> Choice:  # fmt: skip
+        """Choose the smallest mean loss."""
+        best, point = find_best(scores), min(scores, key=lambda p: scores[p].mean)
+        told = {family: scores[p] for family, p in best.items()}
+        none = np.empty(0)
+        return cls(point, best, told, (), none, rows, len(scores), tuple(notes), model, **more)
 
     @property
     def name(self) -> str:
@@ -122,15 +139,10 @@ class Choice:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as JSON has them."""
         return {
-            "choice": str(self),
-            "candidate": self.name,
-            "settings": self.point.settings,
-            "own_models": list(self.keepers),
-            "rows": self.rows,
-            "tried": self.tried,
-            "notes": list(self.notes),
-            "validation": {k: s.mean for k, s in self.scores.items()},
-        }
+            "choice": str(self), "candidate": self.name, "settings": self.point.settings,
+            "own_models": list(self.keepers), "rows": self.rows, "tried": self.tried,
+            "notes": list(self.notes), "validation": {k: s.mean for k, s in self.scores.items()},
+        }  # fmt: skip
 
 
 def choose(
@@ -142,22 +154,20 @@ def choose(
     folds, rows = hold_out(data, seed, may_fold)
     made = {"data": data.checksum(), "seed": seed, "tried": [L2, RHOS, OWN_L2, OWN_RHOS]}
     trials = Trials(folds, made, None if folder is None else folder / TRIED, tell)
-    scores, bent = try_linear(trials), None
+    scores, bent = try_linear(trials.score), None
     if curves:
         curved = bend(data)
-        bent = curved.preparation
-        scores |= try_linear(
-            replace(trials, folds=hold_out(curved, seed, may_fold)[0]), curves=True
-        )
-    point = min(scores, key=lambda p: scores[p].mean)
-    best = find_best(scores)
-    told = {family: scores[p] for family, p in best.items()}
-    held = np.sum([_sizes(fold) for fold in folds], axis=0)
-    notes, l2s, keepers = [], np.full(len(data), L2[-1]), tuple[str, ...]()
-    if is_solvable(build_linear(data, *model_for(data))):
-        told[ALONE], l2s = choose_alone(trials.score_alone())
-        better = find_keepers(data, held, told[ALONE], scores[point])
-        keepers = better if keep_own else ()
+        bent, curved_folds = curved.preparation, hold_out(curved, seed, may_fold)[0]
+        scores |= try_linear(replace(trials, folds=curved_folds).score, curves=True)
+    choice = Choice.take(scores, rows, model_for(data), bent=bent)
+    held, notes, mine = trials.sizes.sum(axis=0), list[str](), scores[choice.point]
+    if is_solvable(build_linear(data, *choice.model)):
+        alone, l2s = _choose_alone(trials.over_folds("alone", _measure_alone))
+        choice.scores[ALONE] = alone
+        better = find_keepers(data, held, alone, mine)
+        choice = replace(choice, alone_l2=l2s, keepers=better if keep_own else ())
+        kept = np.isin(data.names, choice.keepers)
+        mine = Score(*(np.where(kept, *pair) for pair in zip(alone, mine, strict=True)))
         if better and not keep_own:
             notes.append(
                 f"Own models of {join_names(better)} have at most half the loss on held-out rows. "
@@ -165,18 +175,18 @@ def choose(
             )
     else:
         notes.append("The model is too large for each client's own one to be solved beside it.")
-    notes += describe_clients(data, held)
-    choice = Choice(
-        point, best, told, keepers, l2s, rows, len(scores), tuple(notes), model_for(data),
-        bent=bent,
-    )  # fmt: skip
-    mine = told[point.family]
-    if keepers:
-        kept = np.isin(data.names, keepers)
-        pairs = zip(vars(told[ALONE]).values(), vars(mine).values(), strict=True)
-        mine = Score(*(np.where(kept, own, shared) for own, shared in pairs))
-    told[choice.name] = mine
-    return choice
+    if one_class := data.find_one_class():
+        notes.append(
+            f"{join_names(one_class)}: training rows of one class only; a model of their own would "
+            "always answer it, so they keep none."
+        )
+    if few := int((held < ENOUGH).sum()):
+        notes.append(
+            f"{few:,} of {len(data):,} clients have fewer than {ENOUGH} held-out rows: too few to "
+            "keep a model of their own."
+        )
+    choice.scores[choice.name] = mine
+    return replace(choice, notes=tuple(notes))
 
 
 def check_clients(data: Federation) -> None:
@@ -203,7 +213,7 @@ def find_best(scores: Mapping[Point, Score]) -> dict[str, Point]:
 
 
 def try_linear(
-    trials: Scorer, strengths: Strengths | None = None, curves: bool = False
+    score: Scorer, strengths: Strengths | None = None, curves: bool = False
 ) -> dict[Point, Score]:
     """Return the scores of linear candidates: for each penalty three paths."""
     scores, what = dict[Point, Score](), "curves, " if curves else ""
@@ -211,49 +221,20 @@ def try_linear(
     for l2 in l2s:
         flat = Point(l2, curves=curves)
         shared = [flat, *(replace(flat, rho=rho) for rho in rhos)]
-        scores |= trials.score(f"{what}one shared model, l2 {l2:g}", shared)
-        points = [replace(flat, own_l2=v) for v in own_l2s]
-        own = trials.score(f"{what}own bias, l2 {l2:g}", points)
+        scores |= score(f"{what}one shared model, l2 {l2:g}", shared)
+        own = score(f"{what}own bias, l2 {l2:g}", [replace(flat, own_l2=v) for v in own_l2s])
         near = min(own, key=lambda p: own[p].mean)
         fair = [near, *(replace(near, rho=rho) for rho in own_rhos)]
-        scores |= trials.score(f"{what}own bias, fair, l2 {l2:g}", fair) | own
+        scores |= score(f"{what}own bias, fair, l2 {l2:g}", fair) | own
     return scores
-
-
-def choose_alone(scores: Sequence[Score]) -> tuple[Score, Losses]:
-    """Return what each client alone has with the penalty that suits its held-out rows, and that."""
-    losses = np.array([s.loss for s in scores])
-    usual = int(np.argmin([s.mean for s in scores]))
-    unknown = np.isnan(losses).any(axis=0)
-    best = np.where(unknown, usual, np.argmin(np.where(unknown, 0.0, losses), axis=0))
-    at = best, np.arange(losses.shape[1])
-    return Score(losses[at], np.array([s.metric for s in scores])[at]), np.array(L2)[best]
 
 
 def find_keepers(data: Federation, held: Losses, alone: Score, chosen: Score) -> tuple[str, ...]:
     """Return the clients whose own model has at most half the loss on enough held-out rows."""
     with np.errstate(invalid="ignore"):
         better = (alone.loss <= HALF * chosen.loss) & (held >= ENOUGH)
-    one_class = tuple(data.find_one_class())
-    pairs = zip(data.names, better, strict=True)
+    one_class, pairs = data.find_one_class(), zip(data.names, better, strict=True)
     return tuple(name for name, keep in pairs if keep and name not in one_class)
-
-
-def describe_clients(data: Federation, held: Losses) -> list[str]:
-    """Say which clients cannot have a model of their own, and why."""
-    told, one_class = [], tuple(data.find_one_class())
-    if one_class:
-        told.append(
-            f"{join_names(one_class)}: training rows of one class only; a model of their own would "
-            "always answer it, so they keep none."
-        )
-    few = int((held < ENOUGH).sum())
-    if few:
-        told.append(
-            f"{few:,} of {len(data):,} clients have fewer than {ENOUGH} held-out rows: too few to "
-            "keep a model of their own."
-        )
-    return told
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -268,20 +249,85 @@ def model_for(data: Federation) -> tuple[str, str]:
     return "logistic", "logistic" if data.classes == 2 else "cross_entropy"
 
 
+# -- the rows that are held out: validation rows, or folds of training rows --------------------
+
+
+def with_validation(data: Federation, seed: int, error: type[ValueError] = DataError) -> Federation:
+    """Return data with validation rows; refuse those that were prepared without."""
+    fitted = data.preparation is not None and data.preparation.is_fitted
+    if data.validation is None and not fitted:
+        data = data.split(validation=SHARE, seed=seed)
+    if data.validation is None or not len(data.validation):
+        raise error("There are no validation rows to choose on; give validation=0.15.")
+    return data
+
+
+def describe_held(data: Federation) -> str:
+    """Say how many validation rows there are, and of whom."""
+    assert data.validation is not None
+    who = int((data.validation.sizes > 0).sum())
+    return f"{len(data.validation):,} validation rows of {who} clients"
+
+
+def hold_out(data: Federation, seed: int, may_fold: bool = True) -> tuple[list[Federation], str]:
+    """Return pairs of training and validation rows, and which rows those are.
+
+    ``may_fold``: the validation rows, if there are any, are random ones of each client.
+    """
+    held, fitted = data.validation, data.preparation is not None and data.preparation.is_fitted
+    sizes = np.round(SHARE * data.train.sizes) if held is None else held.sizes
+    few = np.median(sizes) < ENOUGH
+    if not (held is None and fitted) and not (few and (held is None or may_fold)):
+        data = with_validation(data, seed)
+        return [data], describe_held(data)
+    data = pool(data)
+    most = min(FOLDS, int(data.train.sizes.max()))  # no fold is empty
+    if most == 1:
+        raise DataError(
+            "Every client has a single row to train on, so none can be held out to choose on; "
+            "leave such clients out, or join them."
+        )
+    folds = []
+    for k in range(most):  # every fifth row of a client; a single row stays
+        train, out = [], []
+        for name, rows in zip(data.names, data.train.rows(), strict=True):
+            order = Stream(seed).at("folds", name).generator().permutation(len(rows))
+            mine = (np.arange(len(rows)) % FOLDS == k) & (len(rows) > 1)
+            train.append(rows[np.sort(order[~mine])])
+            out.append(rows[np.sort(order[mine])])
+        folds.append(replace(data, train=data.train.take(train), validation=data.train.take(out)))
+    return folds, f"{len(data.train):,} training rows in {most} folds"
+
+
+def pool(data: Federation) -> Federation:
+    """Return the federation with validation rows among the training rows."""
+    train, held = data.train, data.validation
+    if held is None:
+        return data
+    pairs = [zip(train.client(i), held.client(i), strict=True) for i in range(len(data))]
+    clients: list[Any] = [tuple(map(np.concatenate, pair)) for pair in pairs]
+    groups = None
+    if train.groups is not None and held.groups is not None:
+        told = [part.client_groups(i) for i in range(len(data)) for part in (train, held)]
+        groups = np.concatenate(cast(Any, told))
+    return replace(data, train=Split.from_clients(clients, groups), validation=None)
+
+
 # -- what is solved ---------------------------------------------------------------------------
 
 
 def solve(data: Federation, points: Sequence[Point], evaluate: Sequence[str]) -> Iterator[History]:
     """Solve one point after the other, each from the model of the one before it."""
-    options: Any = {"evaluate": evaluate, "every": ROUNDS, "stop": StopWhen(at_relative_gap=GAP)}
-    x: Any = None
+    rare, x = has_rare_class(data), cast(Any, None)
     for k, point in enumerate(points):
         if k == 0 or (point.l2, point.own_l2) != (points[k - 1].l2, points[k - 1].own_l2):
             own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
             clients = simulate(data, *model_for(data), l2=point.l2, dtype=torch.float64, **own)
-        objective = Average() if point.rho is None else ChiSquare(point.rho)
-        run, more = FairNewton(objective), ["auroc"] if has_rare_class(data) and evaluate else []
-        history = train(run, clients, rounds=ROUNDS, x=x, metrics=more, progress=False, **options)
+        run, metrics = FairNewton(point.objective()), ["auroc"] * bool(rare and evaluate)
+        history = train(
+            run, clients, rounds=ROUNDS, every=ROUNDS, stop=StopWhen(at_relative_gap=GAP), x=x,
+            evaluate=evaluate, metrics=metrics, progress=False,
+        )  # fmt: skip
         x = history.parameters
         yield history
 
@@ -295,16 +341,6 @@ def read_score(history: History, split: str) -> Score:
     return Score(*kept)
 
 
-# -- what is remembered -----------------------------------------------------------------------
-
-
-class Scorer(Protocol):
-    """Measures candidates on held-out rows."""
-
-    def score(self, name: str, points: Sequence[Point]) -> dict[Point, Score]:
-        """Return the scores of points along one path."""
-
-
 @dataclass(frozen=True, eq=False)
 class Trials:
     """Candidates on held-out rows; what was tried is kept in a folder, to resume."""
@@ -314,44 +350,29 @@ class Trials:
     folder: Path | None = None
     tell: Callable[[str], None] = lambda _: None
 
+    @property
+    def sizes(self) -> Losses:
+        """Held-out rows of every client, fold by fold."""
+        held = [fold.validation for fold in self.folds]
+        return np.array([part.sizes for part in held if part is not None], dtype=np.float64)
+
     def score(self, name: str, points: Sequence[Point]) -> dict[Point, Score]:
         """Return the scores of points along one path."""
+        found = self.over_folds(name, partial(_measure_path, points=points))
+        return dict(zip(points, found, strict=True))
 
-        def compute(fold: Federation) -> list[Score]:
-            if LinearPaths.serves(fold):
-                walk = LinearPaths(fold).walk(points)
-                return [Score(*measure(fold, at, "validation")) for at in walk]
-            solved = solve(fold, points, ("validation",))
-            return [read_score(history, "validation") for history in solved]
-
-        return dict(zip(points, self._score(name, compute), strict=True))
-
-    def score_alone(self) -> list[Score]:
-        """Return the scores of own models, for each penalty."""
-
-        def compute(fold: Federation) -> list[Score]:
-            linear = build_linear(fold, *model_for(fold))
-            with warnings.catch_warnings():  # a client's own model may be far from converged
-                warnings.simplefilter("ignore", UserWarning)
-                solved = solve_each(linear, fold, L2)
-            scores = []
-            for models in solved:
-                pairs = [(linear, x) for x in models]
-                told = (measure_models(fold, pairs, (), m, "validation") for m in ("loss", None))
-                scores.append(Score(*(record.values for record, _ in told)))
-            return scores
-
-        return self._score("alone", compute)
-
-    def _score(self, name: str, compute: Callable[[Federation], list[Score]]) -> list[Score]:
-        found = []
+    def over_folds(self, name: str, compute: Compute) -> list[Score]:
+        """Return means over all held-out rows of every client."""
+        found, folds = [], len(self.folds)
         for k, fold in enumerate(self.folds):
-            self.tell(f"{name}, fold {k + 1} of {len(self.folds)}" if len(self.folds) > 1 else name)
+            self.tell(f"{name}, fold {k + 1} of {folds}" if folds > 1 else name)
             found.append(self._remember(f"{name}-{k}", partial(compute, fold)))
-        sizes = np.array([_sizes(fold) for fold in self.folds])
-        return [_combine(parts, sizes) for parts in zip(*found, strict=True)]
+        values, sizes = np.array(found), self.sizes[:, None, None]  # folds first, clients last
+        added, total = np.where(sizes > 0, values * sizes, 0.0).sum(axis=0), sizes.sum(axis=0)
+        means = np.where(total > 0, added / np.maximum(total, 1), np.nan)
+        return [Score(*mean) for mean in means]
 
-    def _remember(self, name: str, compute: Callable[[], list[Score]]) -> list[Score]:
+    def _remember(self, name: str, compute: Callable[[], Sequence[Pair]]) -> Sequence[Pair]:
         """Return scores as a file has them, or else compute and write them."""
         if self.folder is None:
             return compute()
@@ -359,14 +380,37 @@ class Trials:
         if path.exists():
             held = read_sealed(path)
             refuse_other(held, self.made, self.folder)
-            return [Score(*(np.array(v, dtype=np.float64) for v in s.values()))
-                    for s in held["scores"]]  # fmt: skip
+            return [Score(**{k: np.array(v, dtype=np.float64) for k, v in one.items()})
+                    for one in held["scores"]]  # fmt: skip
         scores = compute()
-        told = [{k: [None if x != x else x for x in v.tolist()] for k, v in asdict(s).items()}
-                for s in scores]  # fmt: skip
+        told = [{"loss": loss.tolist(), "metric": metric.tolist()} for loss, metric in scores]
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, seal({"made": self.made, "scores": told}))
+        write_file(path, seal({"made": self.made, "scores": as_plain(told)}))
         return scores
+
+
+def _measure_path(fold: Federation, points: Sequence[Point]) -> Sequence[Pair]:
+    if LinearPaths.serves(fold):
+        return [measure(fold, at, "validation") for at in LinearPaths(fold).walk(points)]
+    return [read_score(history, "validation") for history in solve(fold, points, ("validation",))]
+
+
+def _measure_alone(fold: Federation) -> Sequence[Pair]:
+    """Return what clients have with models of their own, for each penalty."""
+    linear, found = build_linear(fold, *model_for(fold)), []
+    for rows in solve_each(linear, fold, L2)[0]:
+        told = (measure_models(fold, linear, rows, m, "validation")[0] for m in ("loss", None))
+        found.append(Score(*(record.values for record in told)))
+    return found
+
+
+def _choose_alone(scores: Sequence[Score]) -> tuple[Score, Losses]:
+    """Return what each client alone has with the penalty that suits its held-out rows, and that."""
+    losses, metrics = map(np.array, zip(*scores, strict=True))
+    usual, unknown = int(np.argmin([s.mean for s in scores])), np.isnan(losses).any(axis=0)
+    best = np.where(unknown, usual, np.argmin(np.where(unknown, 0.0, losses), axis=0))
+    at = best, np.arange(losses.shape[1])
+    return Score(losses[at], metrics[at]), np.array(L2)[best]
 
 
 def refuse_other(held: Mapping[str, Any], made: Mapping[str, Any], folder: Path) -> None:
@@ -376,19 +420,3 @@ def refuse_other(held: Mapping[str, Any], made: Mapping[str, Any], folder: Path)
             f"{folder} holds results of other data or settings; choose another folder, or pass "
             "--overwrite (in Python overwrite=True) to replace it."
         )
-
-
-def _sizes(fold: Federation) -> Losses:
-    assert fold.validation is not None
-    return fold.validation.sizes.astype(np.float64)
-
-
-def _combine(parts: Sequence[Score], sizes: Losses) -> Score:
-    """Return the means over all held-out rows of every client."""
-    total = sizes.sum(axis=0)
-
-    def mean(values: Sequence[Losses]) -> Losses:
-        added = np.where(sizes > 0, np.array(values) * sizes, 0.0).sum(axis=0)
-        return np.where(total > 0, added / np.maximum(total, 1), np.nan)
-
-    return Score(mean([p.loss for p in parts]), mean([p.metric for p in parts]))

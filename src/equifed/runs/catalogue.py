@@ -47,6 +47,10 @@ class Entry:
         constructor: Callable[..., Any] = load_address(self.address)
         return constructor
 
+    def describe(self) -> str:
+        """Say what it is and where it comes from."""
+        return f"{self.summary} ({self.paper})" if self.paper else self.summary
+
 
 @dataclass(frozen=True)
 class Section:
@@ -126,7 +130,20 @@ def load_address(address: str, folder: Path | None = None) -> Any:
     try:
         module = _load_file(Path(home)) if home.endswith(".py") else importlib.import_module(home)
     except Exception as error:  # whatever the code does when it is loaded
-        raise CodeError(_not_loaded(address, home, folder, error)) from error
+        reason = f"{type(error).__name__}: {error}"
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if home.endswith(".py"):
+            cure = "update its path" if isinstance(error, FileNotFoundError) else "correct the file"
+            why = f"cannot be loaded ({reason}); {cure}"
+        elif absent is None or not f"{home}.".startswith(f"{absent}."):
+            why = f"cannot be loaded from the installed module ({reason}); correct it"
+        else:
+            beside = " or ".join(map(str, _candidates(home, folder)))
+            why = (
+                f"is not found: there is {f'no file {beside} and ' if beside else ''}no installed "
+                f"module {home}; put the file beside the configuration file, or install its package"
+            )
+        raise CodeError(f"{address} {why}") from error
     try:
         return functools.reduce(getattr, name.split("."), module)
     except AttributeError:
@@ -156,23 +173,6 @@ def _load_file(path: Path) -> ModuleType:
     return importlib.import_module(".".join((space, *parts)))
 
 
-def _not_loaded(address: str, home: str, folder: Path | None, error: Exception) -> str:
-    """Say why an address could not be loaded, where it was looked for, and what to do."""
-    reason = f"{type(error).__name__}: {error}"
-    if home.endswith(".py"):
-        cure = "update its path" if isinstance(error, FileNotFoundError) else "correct the file"
-        return f"{address} cannot be loaded ({reason}); {cure}"
-    absent = error.name if isinstance(error, ModuleNotFoundError) else None
-    if absent is None or not f"{home}.".startswith(f"{absent}."):
-        return f"{address} cannot be loaded from the installed module ({reason}); correct it"
-    beside = " or ".join(map(str, _candidates(home, folder)))
-    tried = f"no file {beside} and no installed module" if beside else "no installed module"
-    return (
-        f"{address} is not found: there is {tried} {home}; put the file beside the configuration "
-        "file, or install its package"
-    )
-
-
 # -- the lists --------------------------------------------------------------------------------
 
 ALGORITHMS = {
@@ -190,8 +190,7 @@ ALGORITHMS = {
     "drfa": Entry("equifed.algorithms.drfa:DRFA",
         "clients drawn by their weights, dual step at a random snapshot", "Deng et al. 2020"),
     "rfedfair": Entry("equifed.algorithms.rfedfair:RFedFair",
-        "local steps on a smoothed hinge of the loss above a shared threshold",
-        "RC-FL, Algorithm 1"),
+        "local steps on a smoothed hinge of losses above a shared threshold", "RC-FL, Algorithm 1"),
     "q-fedavg": Entry("equifed.algorithms.qfedavg:QFedAvg",
         "updates weighted by powers of the losses", "Li et al. 2020"),
     "q-fedsgd": Entry("equifed.algorithms.qfedavg:qfedsgd",
@@ -222,8 +221,7 @@ ALGORITHMS = {
     "fedmgda": Entry("equifed.algorithms.shelf.gradient_conflicts:FedMGDA",
         "the shortest combination of the normalised updates", "Hu et al. 2022"),
     "upgrad": Entry("equifed.algorithms.shelf.gradient_conflicts:UPGrad",
-        "the mean of the updates, each projected to conflict with none",
-        "Quinton and Rey 2024"),
+        "the mean of the updates, each projected to conflict with none", "Quinton and Rey 2024"),
     "fedfv": Entry("equifed.algorithms.shelf.gradient_conflicts:FedFV",
         "conflicting updates are projected, in the order of the losses", "Wang et al. 2021"),
     "scaff-pd": Entry("equifed.algorithms.scaff_pd:ScaffPD",
@@ -231,8 +229,7 @@ ALGORITHMS = {
     "fair-newton": Entry("equifed.algorithms.fair_newton:FairNewton",
         "second-order steps for linear models and heads; proves its optimum in a few rounds"),
     "scaff-pd-ia": Entry("equifed.algorithms.scaff_pd_ia:ScaffPDIA",
-        "SCAFF-PD for relative fairness; phi given or chosen after a first training",
-        "Nakakita et al. 2024"),
+        "SCAFF-PD for relative fairness; phi given or chosen by training", "Nakakita et al. 2024"),
     "certified": Entry("equifed.algorithms.around:Certified",
         "wraps any algorithm: every round bounds its distance to the optimum"),
     "safeguarded": Entry("equifed.algorithms.safeguarded:Safeguarded",
@@ -245,11 +242,9 @@ ALGORITHMS = {
     "averaged": Entry("equifed.algorithms.around:Averaged",
         "wraps any algorithm: returns a mean of its last models", "Shamir and Zhang 2013"),
     "remembering": Entry("equifed.algorithms.remembering:Remembering",
-        "wraps methods that sample clients: the others count with their last answer",
-        "Gu et al. 2021"),
+        "wraps methods that sample clients: others count with their last answer", "Gu et al. 2021"),
     "server-optimised": Entry("equifed.algorithms.server_optimised:ServerOptimised",
-        "wraps any algorithm: the server steps by momentum, Adagrad, Adam or Yogi", "Reddi et al. "
-        "2021"),
+        "wraps any algorithm: server steps by momentum, Adagrad, Adam, Yogi", "Reddi et al. 2021"),
     "normalised": Entry("equifed.algorithms.shelf.local_work:Normalised",
         "wraps methods with plain local steps: updates divided by their number of steps",
         "Wang et al. 2020 (FedNova)"),
@@ -263,17 +258,15 @@ ALGORITHMS = {
         "wraps any algorithm: bounds what a client gains by false claims"),
 }  # fmt: skip
 
+# Algorithms that add to another one, which they need
 WRAPPERS = (
     "certified", "safeguarded", "scaled", "accelerated", "averaged", "remembering",
     "server-optimised", "normalised", "paced", "centred-clipping", "guarded",
 )  # fmt: skip
-"""Algorithms that add to another one, which they need."""
-
+# Those that need inner products of updates, which a real federation does not give
 NEED_GRAM = ("fedmgda", "upgrad", "fedfv")
-"""Algorithms that need inner products of updates, which a real federation does not give."""
-
+# Those that minimise no function of the client losses
 NO_OBJECTIVE = (*NEED_GRAM, "aaggff", "feddg-ga")
-"""Algorithms that minimise no function of the client losses."""
 
 OBJECTIVES = {
     "average": Entry("equifed.objectives:Average", "mean client loss, uniform or by a prior"),
@@ -352,7 +345,7 @@ YOUR_DATA = {
         "a folder that a FederationWriter wrote"),
 }  # fmt: skip
 
-MEANINGS = {
+MEANINGS = {  # what the metrics are
     "accuracy": "the fraction of samples that were answered correctly",
     "mse": "the mean squared error",
     "loss": "the mean of the losses",
@@ -366,7 +359,6 @@ MEANINGS = {
     "mae": "the mean absolute error",
     "r2": "which fraction of the variance of the client's targets is explained",
 }
-"""What the metrics are."""
 
 
 @functools.cache
@@ -423,16 +415,14 @@ SECTIONS = {
     "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config"), code=False),
 }  # fmt: skip
 
+# Types of constructor arguments, by name, and the section that holds what satisfies them
 KINDS = {
     **dict.fromkeys(
         ("Objective", "SaddleObjective", "SymmetricSet", "CappedSet", "Average"), "objectives"
     ),
-    "Schedule": "schedules",
-    "DualStep": "dual_steps",
-    "Partition": "partitions",
+    "Schedule": "schedules", "DualStep": "dual_steps", "Partition": "partitions",
     "Algorithm": "algorithms",
-}
-"""Types of constructor arguments, by name, and the section that holds what satisfies them."""
+}  # fmt: skip
 
 
 def name_of(section: str, value: object) -> str:

@@ -24,9 +24,7 @@ from equifed.metrics.metric import Metric
 from equifed.runs.config import RunConfig, apply_override, read_table
 from equifed.runs.many import Job, Task, check_folders, make_job, run_missing
 from equifed.runs.schema import ConfigError, blame
-from equifed.training.files import lock_folder
-from equifed.training.history import History
-from equifed.training.play_round import TrainingError
+from equifed.training import History, TrainingError, lock_folder
 from equifed.training.show import open_axes, tabulate_history
 
 VARIANTS = "variants"
@@ -97,40 +95,28 @@ def tabulate_comparison(report: reports.Report, differences: bool = False) -> Ta
         title += f", {report.scale.split} {report.scale.kind.label}"
     if differences:
         title = f"difference to {report.methods[report.baseline].name} within seeds"
-    rows = [
-        (row["label"], *(c["change"] if differences else _write_cell(c) for c in row["cells"]))
-        for row in reports.list_comparison(report)
-    ]
+    rows = []
+    for row in reports.list_comparison(report):
+        cells = [cell["change"] for cell in row["cells"]]
+        if not differences:
+            notes = (f" {c['note']}" if c["note"].startswith("±") else "" for c in row["cells"])
+            values = (c["value"].removesuffix(" points") for c in row["cells"])
+            cells = [value + note for value, note in zip(values, notes, strict=True)]
+        if any(cells):
+            rows.append((row["label"], *cells))
     header = ("", *(show_text(method.name) for method in report.methods))
-    return Table(show_text(title), header, [row for row in rows if any(row[1:])])
-
-
-def _write_cell(cell: Mapping[str, str]) -> str:
-    value = cell["value"].removesuffix(" points")
-    return f"{value} {cell['note']}" if cell["note"].startswith("±") else value
+    return Table(show_text(title), header, rows)
 
 
 def compare(
     methods: Mapping[str, AnyAlgorithm | str | Mapping[str, Any] | tuple[Any, Mapping[str, Any]]],
-    data: Federation,
-    model: nn.Module | str,
-    *,
-    rounds: int,
-    seeds: int | Sequence[int] = 5,
-    loss: Any = "auto",
-    evaluate: Sequence[str] | None = None,
-    every: int = 1,
-    metrics: Sequence[str | Metric | Callable[[Any, Any], float]] = (),
-    baseline: str | None = None,
-    target: float | None = None,
-    title: str | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    jobs: int = 1,
-    progress: bool | None = None,
-    with_alone: Literal["auto"] | bool = "auto",
-    **engine: Any,
-) -> Comparison:
+    data: Federation, model: nn.Module | str, *, rounds: int, seeds: int | Sequence[int] = 5,
+    loss: Any = "auto", evaluate: Sequence[str] | None = None, every: int = 1,
+    metrics: Sequence[str | Metric | Callable[[Any, Any], float]] = (), baseline: str | None = None,
+    target: float | None = None, title: str | None = None, out: str | Path | None = None,
+    overwrite: bool = False, jobs: int = 1, progress: bool | None = None,
+    with_alone: Literal["auto"] | bool = "auto", **engine: Any,
+) -> Comparison:  # fmt: skip
     """Train methods on the same data and seeds, and measure them as ``equifed compare`` does.
 
     Parameters
@@ -179,18 +165,17 @@ def compare(
     _check(methods, numbers, baseline)
     splits = list(evaluate) if evaluate is not None else [s for s in SPLITS if s in data.splits()]
     options = {"rounds": rounds, "evaluate": splits, "every": every, "metrics": metrics}
-    planned = []
+    planned, place = list[Task](), None if out is None else Path(out)
     for (name, seed), folder in name_folders(methods, numbers).items():
         method = methods[name]
         algorithm, more = method if isinstance(method, tuple) else (method, {})
         alone = with_alone if seed == numbers[0] else False
         what = (data, model, loss, {**engine, **more}, options, algorithm, alone)
-        planned.append(Task(name, seed, None if out is None else Path(out) / folder, *what))
+        planned.append(Task(name, seed, None if place is None else place / folder, *what))
     console = Console(stderr=True, quiet=progress is False)
-    given = (jobs, overwrite, console, progress, baseline)
-    told: dict[str, Any] = {"target": target, "title": title or data.name}
-    place = None if out is None else Path(out)
-    return Comparison(*_run_and_measure(planned, place, *given, **told))
+    told: Any = {"target": target, "title": title or data.name}
+    found = _run_and_measure(planned, place, jobs, overwrite, console, progress, baseline, **told)
+    return Comparison(*found)
 
 
 # -- configurations ---------------------------------------------------------------------------
@@ -294,8 +279,7 @@ def compare_configs(
     """Run what is missing of a comparison of configurations, measure it, and write it down."""
     _check(variants, range(seeds), baseline)
     planned, console = plan_jobs(variants, seeds, Path(out)), console or Console(quiet=True)
-    progress = False if console.quiet else None
-    given = (jobs, overwrite, console, progress, baseline)
+    given = (jobs, overwrite, console, False if console.quiet else None, baseline)
     return _run_and_measure(planned, Path(out), *given, target=target)[1]
 
 
@@ -325,8 +309,11 @@ def _run_and_measure(
     planned: Sequence[Job | Task], out: Path | None, jobs: int, overwrite: bool, console: Console,
     progress: bool | None, baseline: str | None, **told: Any,
 ) -> tuple[dict[str, list[History]], reports.Report]:  # fmt: skip
-    """Run what is missing; return the histories that are in memory, and the report."""
-    histories: dict[str, list[History]] = {}
+    """Run what is missing; return the histories that are in memory, and the report.
+
+    ``comparison.json`` is the same for two runs of the same plan.
+    """
+    histories, plan = dict[str, list[History]](), dict[str, list[dict[str, Any]]]()
     with lock_folder(out) if out is not None else nullcontext():
         check_folders(planned, overwrite)
         found = run_missing(planned, jobs, console, progress)
@@ -336,37 +323,25 @@ def _run_and_measure(
                 history = History.load(job.folder)
             if isinstance(history, History):
                 histories.setdefault(job.name, []).append(history)
-        given = {"baseline": baseline, "problems": failed, "root": out, **told}
+            if out is not None:
+                folder = job.folder.relative_to(out).as_posix()
+                plan.setdefault(job.name, []).append({"seed": job.seed, "folder": folder})
         if out is None:
-            return histories, _measure(reports.as_methods(histories) if histories else [], **given)
-        plan: dict[str, list[dict[str, Any]]] = {}
-        for job in planned:
-            folder = job.folder.relative_to(out).as_posix()
-            plan.setdefault(job.name, []).append({"seed": job.seed, "folder": folder})
-        methods = reports.read_comparison(
-            out, [{"name": name, "runs": r} for name, r in plan.items()]
-        )
-        report = _measure(methods, **given)
-        write_comparison(report, out, plan)
+            methods = reports.as_methods(histories) if histories else []
+        else:
+            runs = [{"name": name, "runs": runs} for name, runs in plan.items()]
+            methods = reports.read_comparison(out, runs)
+        if not methods:
+            raise TrainingError("Every run failed:\n" + "\n".join(failed))
+        if baseline not in [method.name for method in methods]:  # it failed
+            baseline = methods[0].name
+        report = reports.build(methods, baseline=baseline, problems=failed, root=out, **told)
+        if out is not None:
+            numbers = reports.as_json(report)
+            for entry in numbers["methods"]:
+                del entry["events"]  # they have times
+                entry["runs"] = plan[entry["name"]]
+            text = json.dumps(numbers, indent=1, allow_nan=False, default=str)
+            (out / reports.PLAN).write_text(text + "\n", encoding="utf-8")
+            reports.write_report(report, out / "report.html")
     return histories, report
-
-
-def _measure(methods: list[reports.Method], baseline: str | None, **told: Any) -> reports.Report:
-    """Measure complete runs; where the baseline failed, the first one left takes its place."""
-    if not methods:
-        raise TrainingError("Every run failed:\n" + "\n".join(told["problems"]))
-    names = [method.name for method in methods]
-    return reports.build(methods, baseline=baseline if baseline in names else names[0], **told)
-
-
-def write_comparison(
-    report: reports.Report, out: Path, plan: Mapping[str, list[dict[str, Any]]]
-) -> None:
-    """Write the report and ``comparison.json``, which is the same for two runs of the same plan."""
-    numbers = reports.as_json(report)
-    for entry in numbers["methods"]:
-        del entry["events"]  # they have times
-        entry["runs"] = plan[entry["name"]]
-    text = json.dumps(numbers, indent=1, allow_nan=False, default=str)
-    (out / reports.PLAN).write_text(text + "\n", encoding="utf-8")
-    reports.write_report(report, out / "report.html")

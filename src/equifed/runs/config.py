@@ -11,8 +11,7 @@ import functools
 import json
 import re
 import tomllib
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,8 +23,7 @@ from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.split import Holdout
 from equifed.privacy.clients import Privacy
 from equifed.runs import schema
-from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.private import PRIVACY, construct_privacy, resolve_privacy
+from equifed.runs.catalogue import unknown
 from equifed.runs.schema import Checker, ConfigError, Table, settings
 from equifed.training.files import StoredRun
 from equifed.training.final_model import GiveOut, SplitName, StopWhen
@@ -34,14 +32,9 @@ from equifed.training.tables import CONFIG
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 
+BARE = re.compile(r"[A-Za-z_./~][^\s\"'\[\]{}=#,]*")  # text that --set takes without quotes
 MOST_THREADS = 1024  # beyond it the thread library ends the process for want of memory
-
-# -- the settings of each table ---------------------------------------------------------------
-
-
-SCAFF_PD_WORK = {"lr": 1.0, "steps": 8, "proximal": 0.0, "correction": 1.0}
-AUTOMATIC = {"name": "auto", "horizon": 4.0, "coupling": 0.7, "probe": 32}
-"""What version 0.2 wrote for SCAFF-PD when it ran the second-order method."""
+PRIVACY = settings(Privacy, ("rounds",))  # the budget is split over the rounds of the run
 
 
 @dataclass(frozen=True)
@@ -73,17 +66,15 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if not self.l2 >= 0:
             raise ValueError(f"l2 must be at least 0, got {self.l2}.")
-        if isinstance(self.class_weights, str) and self.class_weights != "balanced":
-            raise ValueError(
-                f"class_weights must be 'balanced' or a table of weights, got "
-                f"{self.class_weights!r}."
-            )
+        weights = self.class_weights
+        if isinstance(weights, str) and weights != "balanced":
+            raise ValueError(f"class_weights must be 'balanced' or a table, got {weights!r}.")
 
     def resolve_init(self, name: str) -> Literal["fresh", "given"]:
         """Return how a model of this name starts."""
-        if self.init == "auto":
-            return "given" if ":" in name else "fresh"
-        return self.init
+        if self.init != "auto":
+            return self.init
+        return "given" if ":" in name else "fresh"
 
 
 @dataclass(frozen=True)
@@ -140,23 +131,17 @@ class Plain:
             raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
 
 
+# Tables with a name: their section of the catalogue, and the settings that all of it share
 CHOSEN: dict[str, tuple[str, type | None]] = {
     "data": ("data", DataSettings),
     "model": ("models", ModelSettings),
     "algorithm": ("algorithms", None),
     "engine": ("engines", None),
 }
-"""Tables with a name: their section of the catalogue, and the settings that all of it share."""
-
+# Tables without a name
 RECORDS: dict[str, type] = {
-    "evaluate": Evaluate,
-    "stop": StopWhen,
-    "missing": MissingPolicy,
-    "guard": Guard,
-}
-"""Tables without a name."""
-
-# -- the configuration ------------------------------------------------------------------------
+    "evaluate": Evaluate, "stop": StopWhen, "missing": MissingPolicy, "guard": Guard,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +149,9 @@ class RunConfig(Plain):
     """A run: which data, model, algorithm and engine, how many rounds, from which seed.
 
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
-    setting of what it names. ``with_alone`` is as for :func:`equifed.run`, ``guard`` (``guard =
-    "on"``, or a table with its limits) as for :class:`equifed.Guarded`, ``loaded_code`` lists the
-    code of one's own that it names, as (address, file). Make one with :meth:`read` or
-    :meth:`from_dict`, which check it.
+    setting of what it names. ``guard`` (``guard = "on"``, or a table with its limits) is as for
+    :class:`equifed.Guarded`, ``loaded_code`` lists code of one's own as (address, file). Make one
+    with :meth:`read` or :meth:`from_dict`, which check it.
 
     Examples
     --------
@@ -199,15 +183,14 @@ class RunConfig(Plain):
         """Read a TOML file, apply overrides of the form ``key.path=value``, and check the result.
 
         Relative paths of data are taken from the folder of the file, and code of one's own is
-        looked for there first.
+        looked for there first. Of a table that gets another name (``algorithm.name=fedavg``) what
+        this does not take is left out, with a warning.
         """
         table, folder = read_table(Path(path)), Path(path).parent
         if (folder / "run.json").exists():  # a run's own, perhaps of an earlier version
             table = in_words_of_today(table)
-        for override in overrides:
-            apply_override(table, override)
-            leave_out_unfit(table, override, folder)
-        return cls.from_dict(table, base=folder)
+        given = [apply_override(table, override) for override in overrides]
+        return cls._check(Checker(folder, measures=True, overridden=given), table)
 
     @classmethod
     def of_run(cls, run: StoredRun) -> Self:
@@ -217,13 +200,13 @@ class RunConfig(Plain):
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
         """Check a table as a TOML file in ``base`` would hold it, and fill in the defaults."""
-        checker = Checker(base, measures=True)
-        resolved = resolve(
-            checker, table, (*settings(Plain), *CHOSEN, *RECORDS, "privacy"), guard="off"
-        )
+        return cls._check(Checker(base, measures=True), table)
+
+    @classmethod
+    def _check(cls, checker: Checker, table: Mapping[str, Any]) -> Self:
+        known = (*settings(Plain), *CHOSEN, *RECORDS, "privacy")
+        resolved = resolve(checker, table, known, guard="off")
         checker.raise_problems()
-        if base is not None:
-            _make_absolute(resolved["data"], base)
         return cls(**resolved | construct_parts(resolved), loaded_code=tuple(checker.code.items()))
 
     def to_dict(self) -> Table:
@@ -257,9 +240,22 @@ def resolve(checker: Checker, table: Mapping[str, Any], known: Sequence[str], gu
     for key, record in RECORDS.items():
         if key in known:
             resolved[key] = checker.table(settings(record), table.get(key, {}), key)
-    if "privacy" in known and "privacy" in table:
-        resolve_privacy(checker, resolved, table)
-    find_metrics(checker, resolved["evaluate"])
+    evaluate = resolved["evaluate"]
+    if "privacy" in known and "privacy" in table:  # to ask training rows has a price
+        resolved["privacy"] = checker.table(PRIVACY, table["privacy"], "privacy")
+        asked = table.get("evaluate", {})
+        splits = asked.get("splits", ["test"]) if isinstance(asked, Mapping) else ["test"]
+        evaluate["splits"] = splits
+        if isinstance(splits, list | tuple) and {*map(str, splits)} - {"test"}:
+            why = "under privacy only test rows can be evaluated without cost; use test"
+            checker.problem("evaluate.splits", why)
+        if "with_alone" not in table:
+            resolved["with_alone"] = False
+    if isinstance(wanted := evaluate.get("metrics", ()), list | tuple):
+        evaluate["metrics"] = [
+            checker.locate("metrics", name, f"evaluate.metrics[{i}]")
+            for i, name in enumerate(wanted)
+        ]
     return resolved
 
 
@@ -271,21 +267,24 @@ def read_table(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+# -- version 0.2 ------------------------------------------------------------------------------
+
+# What it wrote for SCAFF-PD when it ran the second-order method
+SCAFF_PD_WORK = {"lr": 1.0, "steps": 8, "proximal": 0.0, "correction": 1.0}
+AUTOMATIC = {"name": "auto", "horizon": 4.0, "coupling": 0.7, "probe": 32}
+# Settings that had this value where they were not given, and are gone
 USUAL: Table = {
-    "adult": {"seed": 0},
-    "dirichlet": {"equal_sizes": False},
-    "penguins": {"standardised": True},
+    "adult": {"seed": 0}, "dirichlet": {"equal_sizes": False}, "penguins": {"standardised": True},
     "shakespeare": {"edition": "moby"},
-}
-"""Settings of version 0.2 that had this value where they were not given, and are gone."""
+}  # fmt: skip
+GONE = {"snapshot", "average", "mean_gradient", "multiplier", "hinge", "remember_on"}
 
 
 def in_words_of_today(table: Any) -> Any:
     """Return the settings of a run of version 0.2 as this version has them; others as they are."""
     if not isinstance(table, Mapping):
         return table
-    gone = {"snapshot", "average", "mean_gradient", "multiplier", "hinge", "remember_on"}
-    new = {k: in_words_of_today(v) for k, v in table.items() if k not in gone}
+    new = {k: in_words_of_today(v) for k, v in table.items() if k not in GONE}
     usual = USUAL.get(str(new.get("name")), {})
     new = {k: v for k, v in new.items() if k not in usual or v != usual[k]}
     if new.get("name") == "remembering" and "largest" in new:  # is not that of today
@@ -297,6 +296,9 @@ def in_words_of_today(table: Any) -> Any:
             kept = {k: v for k, v in new.items() if k in chosen}
             new = {**kept, "name": "fair-newton", "metric": metric}
     return {**new, "init": "given"} if new.get("init") == "own" else new
+
+
+# -- parts ------------------------------------------------------------------------------------
 
 
 def read_data(name: str, overrides: Iterable[str] = ()) -> Table:
@@ -320,42 +322,26 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     return table
 
 
-def find_metrics(checker: Checker, evaluate: Table) -> None:
-    """Look the metrics of ``[evaluate]`` up, and put the file of own ones into their address."""
-    wanted = evaluate.get("metrics", ())
-    if isinstance(wanted, list | tuple):
-        named = enumerate(wanted)
-        found = [checker.locate("metrics", name, f"evaluate.metrics[{i}]") for i, name in named]
-        evaluate["metrics"] = found
-
-
-def _make_absolute(data: Table, base: Path) -> None:
-    """Let no path of data depend on where the program is started."""
-    for key, setting in settings(SECTIONS["data"][data["name"]].load()).items():
-        if Path in setting.parts and isinstance(data.get(key), str):
-            data[key] = str((base / data[key]).absolute())
-
-
 def construct_parts(resolved: Table) -> Table:
     """Construct what needs no data, so that what it refuses is known before anything is loaded."""
-    shared = {key: record for key, (_, record) in CHOSEN.items() if record is not None}
     made, problems = dict[str, Any](), list[str]()
-    for key, record in {"": Plain, **RECORDS, **shared, "algorithm": None}.items():
+
+    def attempt(key: str, make: Callable[..., Any], *given: Any, **more: Any) -> None:
         try:
-            if record is not None:
-                made[key] = schema.construct(record, resolved.get(key, resolved), key)
-                continue
-            algorithm, guard = build_algorithm(resolved[key]), made.get("guard")
-            with schema.blame("guard: "):  # whether its weights can be bounded
-                if guard is not None:
-                    guard_algorithm(algorithm, guard)
+            made[key] = make(*given, **more)
         except ConfigError as error:
-            problems += error.problems
+            problems.extend(error.problems)
+
+    shared = {key: record for key, (_, record) in CHOSEN.items() if record is not None}
+    for key, record in {"": Plain, **RECORDS, **shared}.items():
+        attempt(key, schema.construct, record, resolved.get(key, resolved), key)
+    attempt("algorithm", build_algorithm, resolved["algorithm"])
+    if {"algorithm", "guard"} <= made.keys():  # whether its weights can be bounded
+        bound = schema.blame("guard: ")(guard_algorithm)
+        attempt("guarded", bound, made["algorithm"], made["guard"])
     if "privacy" in resolved and "" in made:
-        try:
-            made["privacy"] = construct_privacy(resolved["privacy"], made[""].rounds)
-        except ConfigError as error:
-            problems += error.problems
+        given, rounds = (Privacy, resolved["privacy"], "privacy"), made[""].rounds
+        attempt("privacy", schema.construct, *given, rounds=rounds)
     if problems:
         raise ConfigError(problems)
     return {**vars(made[""]), **{key: made[key] for key in made if key in (*RECORDS, "privacy")}}
@@ -374,14 +360,15 @@ def _algorithm(text: str, sizes: tuple[int, ...] | None) -> AnyAlgorithm:
     return algorithm
 
 
-def apply_override(table: Table, override: str) -> None:
+# -- overrides --------------------------------------------------------------------------------
+
+
+def apply_override(table: Table, override: str) -> str:
     """Put the value of ``key.path=value`` into a table; the value is TOML, or a bare word.
 
     >>> table = {"algorithm": {"name": "scaff-pd"}}
-    >>> apply_override(table, "algorithm.objective.rho=0.2")
-    >>> apply_override(table, "engine.device=cpu")
-    >>> table["algorithm"]["objective"], table["engine"]
-    ({'rho': 0.2}, {'device': 'cpu'})
+    >>> apply_override(table, "algorithm.objective.rho=0.2"), table["algorithm"]["objective"]
+    ('algorithm.objective.rho', {'rho': 0.2})
     """
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
@@ -394,49 +381,12 @@ def apply_override(table: Table, override: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError([f"--set {override}: {'.'.join(keys[: i + 1])} is not a table"])
         table = inner
-    table[keys[-1]] = _toml_value(text.strip(), override)
-
-
-def leave_out_unfit(table: Table, override: str, folder: Path | None = None) -> None:
-    """Leave out, with a warning, the settings that what ``key.name=value`` names does not take.
-
-    >>> table = {"algorithm": {"name": "fedavg", "objective": "average"}}
-    >>> with warnings.catch_warnings(record=True) as said:
-    ...     warnings.simplefilter("always")
-    ...     leave_out_unfit(table, "algorithm.name=fedavg")
-    >>> table["algorithm"], str(said[0].message)
-    ({'name': 'fedavg'}, '--set algorithm.name=fedavg: left out objective, which fedavg lacks.')
-    """
-    *keys, last = (key.strip() for key in override.partition("=")[0].split("."))
-    if last != "name" or not keys or keys[0] not in CHOSEN:
-        return
-    wanted: schema.Settings = {}
-    (section, record), checker = CHOSEN[keys[0]], Checker(folder)
-    for depth, key in enumerate(keys):
-        if depth and (key not in wanted or (section := wanted[key].section or "") == ""):
-            return
-        table = table[key]
-        found = checker.find(section, str(table.get("name")), "") if "name" in table else None
-        if found is None:  # the configuration's own check says what is wrong
-            return
-        wanted = {**(settings(record) if record and not depth else {}), **found[1]}
-    unfit = [key for key in table if key != "name" and key not in wanted]
-    for key in unfit:
-        del table[key]
-    if unfit:
-        warnings.warn(
-            f"--set {override}: left out {', '.join(unfit)}, which {table['name']} lacks.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _toml_value(text: str, override: str) -> Any:
+    text = text.strip()
     try:
         parsed = tomllib.loads(f"value = {text}")
-        if set(parsed) == {"value"}:
-            return parsed["value"]
     except tomllib.TOMLDecodeError:
-        if re.fullmatch(r"[A-Za-z_./~][^\s\"'\[\]{}=#,]*", text):
-            return text
-    raise ConfigError([f"--set {override}: {text!r} is not a TOML value; put text in quotes"])
+        parsed = {"value": text} if BARE.fullmatch(text) else {}
+    if set(parsed) != {"value"}:
+        raise ConfigError([f"--set {override}: {text!r} is not a TOML value; put text in quotes"])
+    table[keys[-1]] = parsed["value"]
+    return ".".join(keys)

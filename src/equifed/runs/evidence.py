@@ -14,7 +14,6 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ README, CLIENT_TABLE, CERTIFICATE, VERSIONS = (
 FEDERATION = "flower.json"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of every file in the zip
 
+# Points of Annex IV, what they ask, and the files that answer
 QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("1 (c), 2 (c)", "Which software, in which versions?", (VERSIONS, f"run/{tables.RUN}")),
     ("2 (a), 2 (b)", "How was it developed: methods, steps, design choices, and what is it "
@@ -55,8 +55,7 @@ QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("4", "Are the metrics appropriate, and how sure are they?", ("report.html",)),
     ("6", "Is this what was run, unchanged since?", (f"run/{tables.CHECKSUMS}", SUMS)),
 )  # fmt: skip
-"""Points of Annex IV, what they ask, and the files that answer."""
-
+# What no run can answer
 LEFT = (
     "1 (a), (b), (d) to (h): intended purpose, provider, how it reaches the market, instructions",
     "2 (d): why these participants were chosen, and how their labels came about",
@@ -66,20 +65,16 @@ LEFT = (
     "7, 8: harmonised standards, the declaration of conformity",
     "9: the plan of monitoring after it is on the market (`equifed evaluate` measures new rows)",
 )
-"""What no run can answer."""
 
 
 def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
     """Write the model card of a complete run into a folder, and return the file."""
     run = open_run_folder(folder, trust=trust)
     predictor = read_predictor(run)
-    prepared = predictor.preparation
-    text = write_card(
-        History.load(run.path, model=False), need_config(run).to_dict(), run.json(tables.RUN),
-        describe(predictor),
-        None if prepared is None else prepared.describe(),
-        () if prepared is None else prepared.left_out,
-    )  # fmt: skip
+    prepared, history = predictor.preparation, History.load(run.path, model=False)
+    columns = (None, ()) if prepared is None else (prepared.describe(), prepared.left_out)
+    given = need_config(run).to_dict(), run.json(tables.RUN), describe(predictor)
+    text = write_card(history, *given, *columns)
     card = Path(out) / CARD
     card.parent.mkdir(parents=True, exist_ok=True)
     card.write_text(text, encoding="utf-8")
@@ -98,52 +93,47 @@ def pack_evidence(
         raise RunFolderError(f"{target} is a folder; give the name of a zip file.")
     if target.exists() and not overwrite:
         raise RunFolderError(f"{target} already exists; give --overwrite, or another --out.")
-    files = collect_evidence(path, with_model, trust)
+    files = _collect(path, with_model, trust)
     if key is not None:
         files[SUMS_SIGNATURE] = sign_sums(files[SUMS], key)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as pack:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name, EPOCH)
+            info.external_attr = 0o644 << 16
+            pack.writestr(info, files[name], zipfile.ZIP_DEFLATED)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_file(target, _zip(files))
+    write_file(target, packed.getvalue())
     return target
 
 
-def collect_evidence(path: Path, with_model: bool, trust: bool) -> dict[str, bytes]:
+def _collect(path: Path, with_model: bool, trust: bool) -> dict[str, bytes]:
     """Return the files of the pack by name."""
     if not (path / "rounds.csv").exists():
         raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
     if not is_complete(path):
         raise RunFolderError(f"{path} has not ended; resume it with: equifed resume {path}")
-    run = open_run_folder(path, trust=trust)
-    history = History.load(path, model=False)
-    left = () if with_model else (tables.MODEL, tables.OWN)
-    names = [
-        n
-        for n in (*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION, SIGNATURE)
-        if n not in left
-    ]
-    files = {f"run/{n}": run.read(n) for n in names if n in run}
-    files |= _write_pages(path, trust)
-    files[CLIENT_TABLE] = tabulate_clients(history).encode()
-    proved = {"certificate": history.certificate(), "in_words": history.describe_certificate()}
-    files[CERTIFICATE] = _write_json(proved)
-    files[VERSIONS] = _write_json(history.provenance.get("versions", {}))
-    files[README] = write_readme(history, files).encode()
-    sums = [f"{digest(files[name])}  {name}" for name in sorted(files)]
-    return {**files, SUMS: ("\n".join(sums) + "\n").encode()}
-
-
-def _write_pages(path: Path, trust: bool) -> dict[str, bytes]:
-    """Return the report and the model card; the reason in the card's place where there is none."""
+    run, history = open_run_folder(path, trust=trust), History.load(path, model=False)
+    names = {*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION, SIGNATURE}
+    names -= set() if with_model else {tables.MODEL, tables.OWN}
+    files = {f"run/{name}": run.read(name) for name in names if name in run}
     (method,) = read_methods([path])
     runs = tuple(replace(run, folder=None) for run in method.runs)  # not where it once was
-    report = build([Method(runs[0].method, runs)])
     with tempfile.TemporaryDirectory() as scratch:
-        page = write_report(report, Path(scratch) / "report.html")
-        files = {p.name: p.read_bytes() for p in (page, page.with_suffix(".json"))}
+        page = write_report(build([Method(runs[0].method, runs)]), Path(scratch) / "report.html")
+        files |= {p.name: p.read_bytes() for p in (page, page.with_suffix(".json"))}
         try:
             files[CARD] = write_model_card(path, scratch, trust=trust).read_bytes()
         except (ValueError, RunFolderError) as error:
             files[CARD] = f"# Model card\n\nThere is none: {error}\n".encode()
-    return files
+    proved = {"certificate": history.certificate(), "in_words": history.describe_certificate()}
+    versions = history.provenance.get("versions", {})
+    for name, document in ((CERTIFICATE, proved), (VERSIONS, versions)):
+        files[name] = (json.dumps(as_plain(document), indent=1) + "\n").encode()
+    files[CLIENT_TABLE] = tabulate_clients(history).encode()
+    files[README] = _write_readme(history, files).encode()
+    sums = [f"{digest(files[name])}  {name}" for name in sorted(files)]
+    return {**files, SUMS: ("\n".join(sums) + "\n").encode()}
 
 
 def tabulate_clients(history: History) -> str:
@@ -165,7 +155,7 @@ def tabulate_clients(history: History) -> str:
     return csv_text(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
-def write_readme(history: History, files: dict[str, bytes]) -> str:
+def _write_readme(history: History, files: dict[str, bytes]) -> str:
     """Return which file answers which question."""
     chosen = history.main_metric()
     served = "nothing was evaluated"
@@ -196,18 +186,3 @@ def write_readme(history: History, files: dict[str, bytes]) -> str:
         lines.append(f"| {point} | {question} | {', '.join(there) or 'not part of this run'} |")
     lines += ["", "Not answered here, since no run can; the provider writes it:", ""]
     return "\n".join([*lines, *(f"* {text}" for text in LEFT), ""])
-
-
-def _write_json(document: Any) -> bytes:
-    """Return JSON that every reader accepts: null for what is no finite number."""
-    return (json.dumps(as_plain(document), indent=1) + "\n").encode()
-
-
-def _zip(files: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
-        for name in sorted(files):
-            info = zipfile.ZipInfo(name, EPOCH)
-            info.external_attr = 0o644 << 16
-            pack.writestr(info, files[name], zipfile.ZIP_DEFLATED)
-    return out.getvalue()

@@ -11,24 +11,27 @@ from typing import Any, cast
 from torch import nn
 
 from equifed.contract.local import LocalSGD
+from equifed.data import DataError, Federation
 from equifed.data.curves import bend
 from equifed.data.describe import Table
-from equifed.data.federation import Federation
-from equifed.data.split import DataError
+from equifed.models.architectures import MODELS
+from equifed.models.losses import outputs_for, resolve_loss
 from equifed.models.predictor import Predictor
 from equifed.privacy.clients import Privacy
-from equifed.runs.candidates import BASE, TRIED, Choice, choose
-from equifed.runs.decisions import choose_thresholds
-from equifed.runs.held_out import SHARE, hold_out
-from equifed.runs.network_fit import clear, is_network, try_networks
-from equifed.runs.outcome import finish, tabulate
+from equifed.runs import network_fit, outcome
+from equifed.runs.build import build_module, load_data
+from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose, hold_out
+from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.private_fit import fit_privately
+from equifed.runs.schema import AUTO, ConfigError, settings
 from equifed.training.files import refuse_links, seal, write_file
 from equifed.training.folder import is_complete, refuse_existing
 from equifed.training.history import History
 from equifed.training.tables import SPLIT
 
 CHOICE, REPORT = "choice.json", "report.html"
+# Written where nothing was said of local work: its step size is measured
+WORK = {"lr": AUTO, "steps": 10, "batch_size": 50, "proximal": 0.0, "correction": 1.0}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,19 +40,10 @@ class Served:
 
     Attributes
     ----------
-    choice : str
-        What was chosen, from what, by how much, on which rows.
     gain : str
         What that brought on test rows, for whom, and whether own models would serve all better.
-    table : Table
-        Every kind of candidate: average, worst fifth and clients better off alone, on held-out
-        rows (chosen on) and on test rows (read once, at the end).
     rows : list of dict
-        The same as numbers.
-    notes : tuple of str
-        What else should be known: clients of one class, few rows.
-    history : History
-        The run of the chosen model, with its certificate.
+        The table as numbers.
     runs : dict of History
         The best candidate of every kind, solved on all rows but test rows; a network as trained.
     """
@@ -62,17 +56,17 @@ class Served:
 
     @property
     def choice(self) -> str:
-        """What was chosen, in one sentence."""
+        """What was chosen, from what, by how much, on which rows."""
         return str(self.chosen)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What else should be known."""
+        """What else should be known: clients of one class, few rows."""
         return self.chosen.notes
 
     @property
     def history(self) -> History:
-        """The run of the chosen model."""
+        """The run of the chosen model, with its certificate."""
         return self.runs[self.chosen.name]
 
     @property
@@ -84,8 +78,8 @@ class Served:
 
     @property
     def table(self) -> Table:
-        """Every kind of candidate as a row."""
-        return tabulate(self.rows)
+        """Every kind of candidate on held-out rows (chosen on) and test rows (read once)."""
+        return outcome.tabulate(self.rows)
 
     def __repr__(self) -> str:
         return "\n".join([self.choice, self.gain, *self.notes, "", str(self.table)])
@@ -115,23 +109,12 @@ class Served:
 
 
 def fit(
-    data: Any,
-    *,
-    client: str | None = None,
-    target: str | None = None,
-    test: float = 0.25,
-    seed: int = 0,
-    keep_own: bool = False,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    tell: Callable[[str], None] | None = None,
-    privacy: Privacy | None = None,
-    model: nn.Module | str | None = None,
-    rounds: int | None = None,
-    local: LocalSGD | None = None,
-    curves: bool = False,
-    **columns: Any,
-) -> Served:
+    data: Any, *, client: str | None = None, target: str | None = None, test: float = 0.25,
+    seed: int = 0, keep_own: bool = False, out: str | Path | None = None, overwrite: bool = False,
+    tell: Callable[[str], None] | None = None, privacy: Privacy | None = None,
+    model: nn.Module | str | None = None, rounds: int | None = None, local: LocalSGD | None = None,
+    curves: bool = False, **columns: Any,
+) -> Served:  # fmt: skip
     """Fit a model that serves all clients: solve candidates, choose on held-out rows, test once.
 
     Tried are one model for the average, fair objectives (chi-square) along a path of strengths, an
@@ -185,32 +168,31 @@ def fit(
     True
     """
     federation = read_data(data, client, target, test, seed, columns)
-    network = model if is_network(model, federation) else None
-    _check_asked(network is not None, rounds, local, privacy, keep_own, curves)
+    network = network_fit.is_network(model, federation)
+    _check_asked(network, rounds, local, privacy, keep_own, curves)
     if federation.test is not None and not federation.test.offsets[-1]:  # too few rows for any
         federation = replace(federation, test=None)
     folder = None if out is None else Path(out)
     if folder is not None:
         _open(folder, overwrite)
-    say = tell or (lambda _: None)
+    say, untested = tell or (lambda _: None), replace(federation, test=None)
+    finish: Callable[[], outcome.Found]
     if privacy is not None:
-        served = Served(*fit_privately(federation, privacy, seed, say, keep_own), seed)
+        choice, finish = fit_privately(federation, privacy, seed, say, keep_own)
+    elif network:
+        given = cast(Any, model), rounds, local, seed, folder, say
+        choice, runs = network_fit.try_networks(untested, *given)
+        finish = partial(network_fit.finish, federation, choice, runs)
     else:
-        untested = replace(federation, test=None)  # no test row is read before choice is stored
-        end: Callable[..., Any]
-        if network is None:
-            apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
-            random = not (apart or isinstance(data, Federation))
-            choice = choose(untested, seed, folder, say, random, keep_own, curves)
-            bent = bend(untested, choice.bent) if choice.point.curves else untested
-            cuts = choose_thresholds(hold_out(bent, seed, random)[0], choice.point)
-            end = partial(finish, choice=choice, thresholds=cuts)
-        else:
-            tried = try_networks(untested, network, rounds, local, seed, folder, say)
-            choice, end = tried.choice, tried.finish
-        if folder is not None:
-            write_file(folder / CHOICE, seal(choice.to_dict()))
-        served = Served(choice, *end(federation), seed)
+        apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
+        random = not (apart or isinstance(data, Federation))
+        choice = choose(untested, seed, folder, say, random, keep_own, curves)
+        bent = bend(untested, choice.bent) if choice.point.curves else untested
+        cuts = outcome.choose_thresholds(hold_out(bent, seed, random)[0], choice.point)
+        finish = partial(outcome.finish, federation, choice, cuts)
+    if folder is not None:  # no test row is read before
+        write_file(folder / CHOICE, seal(choice.to_dict()))
+    served = Served(choice, *finish(), seed)
     if folder is not None:
         served.save(folder, overwrite=True)
         if federation.divided is not None and privacy is None:
@@ -223,24 +205,21 @@ def _check_asked(
     network: bool, rounds: int | None, local: Any, privacy: Any, keep_own: bool, curves: bool
 ) -> None:
     """Refuse what does not go with a network, or with a model that is solved."""
-    if curves and (network or privacy is not None):
+    private = privacy is not None
+    if curves and (network or private):
         raise ValueError(
             "curves=True is for linear models without privacy=: a network bends by itself, and "
             "knots and more candidates would have to be paid for. Leave it out."
         )
-    if not network:
-        if rounds is not None or local is not None:
-            raise ValueError(
-                "rounds and local are of a network (model=); linear models are solved to their end."
-            )
-        return
-    if privacy is not None:
+    if not network and (rounds is not None or local is not None):
+        raise ValueError("rounds and local are of a network (model=); linear models are solved.")
+    if network and private:
         raise ValueError(
             "fit takes no network under privacy=: every candidate would be a whole training, and "
             "own biases fitted after it have no noise. Leave model out (a linear model), or train "
             "one network with equifed.train on equifed.simulate(..., privacy=)."
         )
-    if keep_own:
+    if network and keep_own:
         raise ValueError("keep_own is about linear own models; leave it out with a network.")
     if local is not None and not isinstance(local, LocalSGD):
         raise TypeError(f"local must be ef.LocalSGD(...), got {type(local).__name__}.")
@@ -262,9 +241,7 @@ def read_data(
         return Federation.from_table(data, client, target, **{**held, **columns})
     given = {k: v for k, v in {"client": client, "target": target, **columns}.items() if v}
     if given:
-        raise ValueError(
-            f"A federation has its clients and targets already; leave out {', '.join(given)}."
-        )
+        raise ValueError(f"A federation has its clients and targets; leave out {', '.join(given)}.")
     if data.layout is not None:
         raise DataError(f"fit takes samples of one array; these are {data.layout}.")
     if data.train.inputs.dtype.kind == "i":
@@ -280,5 +257,40 @@ def _open(folder: Path, overwrite: bool) -> None:
     if overwrite:
         for file in (folder / TRIED).glob("*.json"):
             file.unlink()
-        clear(folder / TRIED)
+        network_fit.clear(folder / TRIED)
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def fit_config(config: RunConfig, out: Path, **more: Any) -> Served:
+    """Choose for the data and the model of a configuration; of its algorithm the work is taken.
+
+    ``more`` is as for :func:`equifed.fit`. A network with settings of the catalogue is in the
+    folder with them, for ``equifed predict``.
+    """
+    shared, usual = settings(ModelSettings), vars(ModelSettings())
+    if odd := [key for key in shared if config.model.get(key, usual[key]) != usual[key]]:
+        raise ConfigError([f"model.{odd[0]}: fit tries penalties and own parts; leave this out"])
+    if config.privacy is not None:
+        raise ConfigError(["privacy: fit takes it from --epsilon and the bounds, for a table"])
+    data = load_data(config.data)
+    outputs = outputs_for(data, resolve_loss(AUTO, data.classes))
+    module = build_module(config, data.input_shape, outputs)
+    if not network_fit.is_network(module, data):
+        return fit(data, seed=config.seed, out=out, **more)
+    local, told = None, config.algorithm.get("local")
+    if told not in (None, WORK):
+        if told["lr"] == AUTO:
+            why = "fit measures it for its usual work; give a number"
+            raise ConfigError([f"algorithm.local.lr: {why}"])
+        algorithm: Any = build_algorithm(config.algorithm, data.train.sizes.tolist())
+        local = algorithm.local
+    given: dict[str, Any] = {"rounds": config.rounds, "local": local, **more}
+    served = fit(data, seed=config.seed, out=out, model=module, **given)
+    name = config.model["name"]
+    if name in MODELS:
+        params = {key: value for key, value in config.model.items() if key not in ("name", *shared)}
+        for run in served.runs.values():
+            run.provenance |= {"model_name": name, "model_params": params}
+            run.provenance["samples"] |= {"outputs": outputs}
+        served.save(out, overwrite=True)
+    return served

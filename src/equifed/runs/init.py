@@ -8,20 +8,19 @@ import sys
 import time
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
 
-from equifed.contract.arrays import Vector
-from equifed.contract.evaluation import Evaluation
+from equifed.contract import Evaluation, Vector
 from equifed.data.infer import Guess
 from equifed.data.site_table import TableSettings
 from equifed.runs.build import build_run
 from equifed.runs.candidates import Choice, Point
 from equifed.runs.catalogue import KINDS, SECTIONS
-from equifed.runs.config import CHOSEN, RECORDS, Plain, RunConfig
-from equifed.runs.private import PRIVACY
+from equifed.runs.config import CHOSEN, PRIVACY, RECORDS, Plain, RunConfig
 from equifed.runs.schema import AUTO, BY_SIZE, NONE, Setting, Table, settings
 from equifed.training.final_model import StopWhen
 
@@ -42,16 +41,16 @@ def find_examples() -> Path:
 def copy_examples(out: Path, overwrite: bool) -> list[Path]:
     """Copy all examples into a folder, and return the new files."""
     source = find_examples()
-    files = {out / path.name: path for path in sorted(source.iterdir()) if path.is_file()}
-    there = [path for path in files if path.exists()]
+    originals = [path for path in sorted(source.iterdir()) if path.is_file()]
+    files = [out / path.name for path in originals]
     if out.resolve() == source.resolve():
         raise ValueError(f"{out} is where the examples come from; choose another folder.")
-    if there and not overwrite:
+    if not overwrite and (there := [path for path in files if path.exists()]):
         raise ValueError(f"{there[0]} already exists; give --overwrite, or another folder.")
     out.mkdir(parents=True, exist_ok=True)
-    for path, original in files.items():
+    for original, path in zip(originals, files, strict=True):
         shutil.copyfile(original, path)
-    return list(files)
+    return files
 
 
 # -- a first configuration -------------------------------------------------------------------------
@@ -123,8 +122,11 @@ def write_first_config(guess: Guess, table: Path, out: Path, choice: Choice | No
     lists = [{"name": name, "loss": loss, "l2": point.l2, **own}, fair]
     model, objective = ("\n".join(f"{k} = {write_toml(v)}" for k, v in d.items()) for d in lists)
     coded = guess.categorical if guess.categorical == "auto" else list(guess.categorical)
+    path = table.absolute()
+    with suppress(ValueError):  # else it is on another drive
+        path = Path(os.path.relpath(path, out.absolute().parent))
     return FIRST.format(
-        table=table.name, out=out.name, path=write_toml(_relative(table, out)),
+        table=table.name, out=out.name, path=write_toml(path.as_posix()),
         client=write_toml(guess.client), target=write_toml(guess.target),
         task=write_toml(guess.task), features=write_toml(list(guess.features)),
         more="".join(f"{line}\n" for line in _describe_columns(guess)),
@@ -149,14 +151,6 @@ def _describe_columns(guess: Guess) -> Iterator[str]:
         yield f"# time = {write_toml(date)}    {hint}"
 
 
-def _relative(table: Path, out: Path) -> str:
-    """Return the table's path as seen from the configuration, absolute if there is no such."""
-    try:
-        return Path(os.path.relpath(table.absolute(), out.absolute().parent)).as_posix()
-    except ValueError:  # another drive
-        return table.absolute().as_posix()
-
-
 def _comment(text: str) -> str:
     return "#   " + " ".join(text.split())
 
@@ -165,12 +159,13 @@ def write_toml(value: Any) -> str:
     """Return a value as a configuration has it; a table of a name alone is its name."""
     import tomli_w
 
-    if isinstance(value, list | tuple):
-        text = f"[{', '.join(map(write_toml, value))}]"
-        return text if len(text) <= 90 else tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
     if isinstance(value, dict):
         inner = ", ".join(f"{key} = {write_toml(entry)}" for key, entry in value.items())
         return f"{{ {inner} }}" if set(value) != {"name"} else write_toml(value["name"])
+    if isinstance(value, list | tuple):
+        text = f"[{', '.join(map(write_toml, value))}]"
+        if len(text) <= 90:
+            return text
     return "" if value is None else tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
 
 
@@ -201,13 +196,19 @@ def estimate(config: RunConfig) -> dict[str, Any]:
     left = config.rounds - 1
     seconds = first.seconds + left * min(r.seconds for r in others or [first])
     seconds += min(spent, default=0.0) * (1 + config.rounds // config.evaluate.every)
+    memory = None
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        memory = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
     return {
         "clients": len(built.federation),
         "samples": {label: len(split) for label, split in built.federation.splits().items()},
         "parameters": sum(p.numel() for p in (history.parameters or {}).values()),
         "rounds": config.rounds, "exchanges": first.exchanges + left * usual.exchanges,
         "bytes_up": first.bytes_up + left * usual.bytes_up,
-        "bytes_down": first.bytes_down + left * usual.bytes_down, "memory": _read_memory(),
+        "bytes_down": first.bytes_down + left * usual.bytes_down, "memory": memory,
         "seconds_to_build": loaded, "minutes": seconds / 60, "tried": tried,
     }  # fmt: skip
 
@@ -227,26 +228,15 @@ time        {found["minutes"]:.2g} minutes in one process, measured in {found["t
 loading took {found["seconds_to_build"]:.1f} s"""
 
 
-def _read_memory() -> int | None:
-    """Return the largest memory that this process has had, in bytes."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(largest) * (1 if sys.platform == "darwin" else 1024)
-
-
 # -- the JSON schema of configuration files, for editors that complete and check TOML --------------
 
 
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string"}
+TEXT: Table = {"type": "string"}
 OWN_CODE = {"type": "string", "pattern": ":"}
-
-
 NUMBER: Table = {"type": "number"}
 SAMPLE: Table = {"type": "string", "pattern": "^(bool|int|float)( [1-9][0-9]*( x [1-9][0-9]*)*)?$"}
-ARRAYS: Table = {
+ARRAYS: Table = {  # [data] of an app whose sites give arrays
     "type": "object",
     "properties": {
         "classes": {"type": "integer"},
@@ -256,7 +246,6 @@ ARRAYS: Table = {
     },
     "additionalProperties": False,
 }
-"""Schema of ``[data]`` of an app whose sites give arrays."""
 
 
 def make_schema(app: bool = False) -> Table:
@@ -267,37 +256,27 @@ def make_schema(app: bool = False) -> Table:
     """
     plain: Table = {key: _value(setting) for key, setting in settings(Plain).items()}
     chosen: Table = {key: {"$ref": f"#/$defs/{section}"} for key, (section, _) in CHOSEN.items()}
-    records = {key: _record(record) for key, record in RECORDS.items()}
-    records["privacy"] = _table(PRIVACY)
-    records["guard"] = {"anyOf": [{"type": "string"}, records["guard"]]}
-    chosen["engine"] = {"anyOf": [chosen["engine"], _table(settings(_load("engines", "auto")))]}
+    records = {key: _table(settings(record)) for key, record in RECORDS.items()}
+    records |= {"privacy": _table(PRIVACY), "guard": {"anyOf": [TEXT, records["guard"]]}}
+    usual = SECTIONS["engines"]["auto"].load()
+    chosen["engine"] = {"anyOf": [chosen["engine"], _table(settings(usual))]}
     if app:  # data of the sites' own have no name
-        chosen["data"] = {"anyOf": [chosen["data"], _record(TableSettings), ARRAYS]}
+        chosen["data"] = {"anyOf": [chosen["data"], _table(settings(TableSettings)), ARRAYS]}
     tables = plain | chosen | records
     variants = {"type": "object", "additionalProperties": {"type": "object", "properties": tables}}
     used = dict.fromkeys([*(section for section, _ in CHOSEN.values()), *KINDS.values()])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "equifed: a run, or a comparison",
-        "type": "object",
-        "properties": tables | {"variants": variants},
-        "additionalProperties": False,
+        "title": "equifed: a run, or a comparison", "type": "object",
+        "properties": tables | {"variants": variants}, "additionalProperties": False,
         "$defs": {section: _section(section) for section in used},
-    }
-
-
-def _load(section: str, name: str) -> Any:
-    return SECTIONS[section][name].load()
+    }  # fmt: skip
 
 
 def _table(wanted: Mapping[str, Setting], *names: str) -> Table:
     """Return the schema of a table with these settings and no others."""
     held: Table = {name: {} for name in names} | {key: _value(s) for key, s in wanted.items()}
     return {"type": "object", "properties": held, "additionalProperties": False}
-
-
-def _record(record: Any) -> Table:
-    return _table(settings(record))
 
 
 def _section(section: str) -> Table:
@@ -320,10 +299,11 @@ def _value(setting: Setting) -> Table:
     if setting.section is not None:
         found: list[Table] = [{"$ref": f"#/$defs/{setting.section}"}]
         if isinstance(setting.default, Mapping) and "name" in setting.default:
-            usual = _load(setting.section, setting.default["name"])  # a table without its name
-            found.append(_table(settings(usual, SECTIONS[setting.section].given)))
+            kind = SECTIONS[setting.section]
+            usual = kind[setting.default["name"]].load()  # a table without its name
+            found.append(_table(settings(usual, kind.given)))
     elif setting.record is not None:
-        found = [_record(setting.record)]
+        found = [_table(settings(setting.record))]
     else:
         found = [_type(part) for part in setting.parts if part is not NoneType]
     if setting.takes_none:

@@ -30,10 +30,10 @@ from equifed.steps.dual_step import Products, step_exactly
 
 Array: TypeAlias = NDArray[Any]
 
-MOST_COLUMNS = 1000
-"""Beyond this the matrices take longer than a run."""
-STEPS, GAIN, SHORTEST = 100, 1e-9, 2.0**-20
-"""Newton steps at most; they end where one gains less than this share of the objective."""
+MOST_COLUMNS = 1000  # beyond this the matrices take longer than a run
+# Newton steps at most; they end where one gains less than this share of the objective. Lengths of
+# a step that are tried
+STEPS, GAIN, LENGTHS = 100, 1e-9, 0.5 ** np.arange(22)
 INNER, SETTLED = 100, 1e-13
 
 
@@ -69,14 +69,13 @@ class LinearPaths:
         self, l2: float, own_l2: float | None, rho: float | None, start: Answers | None = None
     ) -> Answers:
         """Return the best model for one choice of strengths."""
-        shared = own_l2 is None
-        rows = np.column_stack([self.inputs, np.ones(len(self.inputs))]) if shared else self.inputs
+        rows = self.inputs
+        if own_l2 is None:
+            rows = np.column_stack([rows, np.ones(len(rows))])
         x = np.zeros(rows.shape[1])
         if start is not None:
-            x[: self.inputs.shape[1]] = start.x[: self.inputs.shape[1]]
-            x[start.x.size :] = 0.0
-            if shared and start.own is None:
-                x = start.x
+            both = min(len(x), len(start.x))  # one of them may have no intercept
+            x[:both] = start.x[:both]
         at = self._ask(rows, x, l2, own_l2, None if start is None else start.own)
         objective: SaddleObjective = Average()
         if rho is not None:
@@ -87,14 +86,11 @@ class LinearPaths:
             step, weights, gain = self._step(rows, at, l2, own_l2, objective, weights)
             if gain <= GAIN * abs(value):
                 break
-            length = 1.0
-            while True:
+            for length in LENGTHS:
                 there = self._ask(rows, at.x - length * step, l2, own_l2, at.own)
-                low = objective.value(there.losses) <= value - 0.1 * length * gain
-                if low or length < SHORTEST:
+                if objective.value(there.losses) <= value - 0.1 * length * gain:
                     break
-                length /= 2
-            if not low:
+            else:
                 break
             at = there
         return at
@@ -107,12 +103,11 @@ class LinearPaths:
         if own_l2 is not None:
             nothing = np.zeros(self.inputs.shape[1])
             found = float(self._ask(self.inputs, nothing, 0.0, own_l2, None).losses.mean())
-        elif self.binary:
-            mean = float(self._mean(self.targets).mean())
+            return found if found > 0 else 1.0
+        mean = float(self._mean(self.targets).mean())
+        found = float(self._mean((self.targets - mean) ** 2).mean())
+        if self.binary:
             found = -float(xlogy(mean, mean) + xlog1py(1 - mean, -mean))
-        else:
-            centre = float(self._mean(self.targets).mean())
-            found = float(self._mean((self.targets - centre) ** 2).mean())
         return found if found > 0 else 1.0
 
     def _mean(self, values: Array) -> Array:
@@ -123,15 +118,12 @@ class LinearPaths:
     def _ask(
         self, rows: Array, x: Array, l2: float, own_l2: float | None, own: Array | None
     ) -> Answers:
-        outputs, penalty = rows @ x, 0.5 * l2 * float(x @ x)
-        more: Array | float = penalty
-        if own_l2 is not None:
-            own = self._fit_own(outputs, own_l2, own)
-            outputs, more = outputs + own[self.owners], penalty + 0.5 * own_l2 * own**2
-        else:
-            own = None
+        outputs, penalty = rows @ x, np.asarray(0.5 * l2 * float(x @ x))
+        own = None if own_l2 is None else self._fit_own(outputs, own_l2, own)
+        if own_l2 is not None and own is not None:
+            outputs, penalty = outputs + own[self.owners], penalty + 0.5 * own_l2 * own**2
         losses, slopes, bends = differentiate(outputs, self.targets, self.binary)
-        return Answers(x, own, self._mean(losses) + more, slopes, bends)
+        return Answers(x, own, self._mean(losses) + penalty, slopes, bends)
 
     def _fit_own(self, outputs: Array, own_l2: float, start: Array | None) -> Array:
         """Return the clients' best offsets, by damped Newton steps that never overshoot."""
@@ -165,7 +157,7 @@ class LinearPaths:
             gradient = weights @ gradients
             step = np.linalg.solve(metric, gradient)
             return step, weights, 0.5 * float(gradient @ step)
-        products: Array | Products
+        products: Any
         try:
             factor = np.linalg.cholesky(metric)
             products = Products(solve_triangular(factor, gradients.T, lower=True).T)
@@ -173,8 +165,6 @@ class LinearPaths:
             products = gradients @ np.linalg.solve(metric, gradients.T)
         weights, gain = step_exactly(objective, at.losses, products, weights, 1.0)
         return np.linalg.solve(metric, weights @ gradients), weights, gain
-
-    # -- on other rows ------------------------------------------------------------------------
 
     def walk(self, points: Any) -> Iterator[Answers]:
         """Return the best models of points (``l2``, ``own_l2``, ``rho``), each from the last."""

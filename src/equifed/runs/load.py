@@ -1,38 +1,46 @@
-"""Build the model of a run folder, or of an export, again: for predictions."""
+"""The model of a run folder, or of an export, built again: for predictions and new rows."""
 
 from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
-from equifed.data.federation import Federation
+from equifed.data import DataError, DataWarning, Federation
+from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.fields import Layout
-from equifed.data.preparation import Preparation, Target, digest_json
+from equifed.data.preparation import CategoryColumn, Preparation, Target, digest_json
+from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
 from equifed.models.adapted import ByRow, adapt
 from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
 from equifed.models.export import DESCRIPTION, FORMAT, PROGRAM
+from equifed.models.flat import EXAMPLES, FlatModel, as_data
 from equifed.models.losses import fitted_loss
-from equifed.models.predictor import Predictor, link_of, name_classes
+from equifed.models.own_part import OwnPart
+from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
 from equifed.runs.build import build_module, load_data
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.training.files import RunFolderError, StoredRun, digest, reading
 from equifed.training.folder import open_run_folder
-from equifed.training.history import History
+from equifed.training.history import HELD, History
 from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_model, read_names
 
+# What equifed.personalise found: what came of it, and every client's own parameters
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
-"""What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
 
 
 def load_predictor(
@@ -45,8 +53,7 @@ def load_predictor(
     """Load the model of a run folder, or what ``equifed export`` wrote, for predictions.
 
     The module is built again from the run's configuration (own code by its address), or by the
-    model's name if the run was one of :func:`equifed.train`, and given the weights of
-    ``model.safetensors``; the data need not be there.
+    model's name if the run was one of :func:`equifed.train`; the data need not be there.
 
     Parameters
     ----------
@@ -80,19 +87,22 @@ def read_predictor(
     """Return what predicts with the model of an opened folder."""
     if DESCRIPTION in run:
         if personalised:
-            raise RunFolderError(
-                f"{run.path} is an export; personalised=True is for a run's folder."
-            )
+            raise RunFolderError(f"{run.path} is an export; personalised=True is for a run.")
         return _read_exported(run)
     made = _read_made(run)
     told, weights = made["samples"], read_model(run) or {}
-    if CONFIG in run:
-        module, more = _open_config(run, made, model, weights)
-    else:
-        with reading(run / RUN):
-            module, more = _open_python_run(run, made, model, weights)
-    more["own"] = _read_personalised(run) if personalised else _read_own(run, more["own"])
-    more["layout"] = layout = Layout.from_json(told.get("layout"))
+    with nullcontext() if CONFIG in run else reading(run / RUN):
+        module, more = _open(run, made, model, weights)
+    named = more["own"]
+    own = None if named is None else read_model(run, OWN)
+    if personalised:
+        own = _read_personalised(run)
+    elif named is not None and own is None:
+        raise RunFolderError(
+            f"{run.path} has no {OWN}, and the model has own parts (model.own = {named!r}); "
+            "without them no client's model can be built again."
+        )
+    more |= {"own": own or {}, "layout": (layout := Layout.from_json(told.get("layout")))}
     try:
         loaded = load_weights(adapt(module, layout), weights)
     except RuntimeError as error:
@@ -146,21 +156,17 @@ def _read_made(run: StoredRun) -> dict[str, Any]:
             "or train again."
         )
     with reading(run / RUN):
-        _check_samples(**made["samples"])
+        told = made["samples"]
+        classes, names = told["classes"], told["class_names"]
+        numbers = [*told["input_shape"], *told["target_shape"], told.get("outputs", 0)]
+        numbers += [] if classes is None else [classes]
+        whole = all(isinstance(n, int) and n >= 0 for n in numbers)
+        texts = all(isinstance(name, str) for name in names)
+        if not (whole and texts and isinstance(told["tokens"], bool)):
+            raise ValueError("its samples have shapes, classes or names of other types than a run")
+        if names and len(names) != classes:
+            raise ValueError(f"{classes} classes have {len(names)} names")
     return made
-
-
-def _check_samples(
-    input_shape: Any, target_shape: Any, classes: Any, class_names: Any, tokens: Any,
-    outputs: Any = 0, **more: Any,
-) -> None:  # fmt: skip
-    """Refuse samples that are described in other types than runs have, or classes left out."""
-    numbers = [*input_shape, *target_shape, outputs, 0 if classes is None else classes]
-    whole = isinstance(tokens, bool) and all(isinstance(n, int) and n >= 0 for n in numbers)
-    if not whole or not all(isinstance(name, str) for name in class_names):
-        raise ValueError("its samples have shapes, classes or names of other types than in a run")
-    if class_names and len(class_names) != classes:
-        raise ValueError(f"{classes} classes have {len(class_names)} names")
 
 
 def need_config(run: StoredRun) -> RunConfig:
@@ -173,62 +179,46 @@ def need_config(run: StoredRun) -> RunConfig:
     return RunConfig.of_run(run)
 
 
-Opened = tuple[nn.Module, dict[str, Any]]
-"""The module, and what else a predictor takes; ``own`` by name."""
-Weights = Mapping[str, torch.Tensor]
-
-
-def _open_python_run(
-    run: StoredRun, made: dict[str, Any], model: nn.Module | None, weights: Weights
-) -> Opened:
-    """Open a run of ``equifed.train``: a named model, or one that is handed over."""
-    told, name = made["samples"], str(made.get("model_name"))
-    if model is None and name not in MODELS:  # no code is loaded from a folder
+def _open(
+    run: StoredRun, made: dict[str, Any], model: nn.Module | None, weights: dict[str, torch.Tensor]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the module, and what else a predictor takes; ``own`` by name."""
+    told, shape = made["samples"], tuple(made["samples"]["input_shape"])
+    config = RunConfig.of_run(run) if CONFIG in run else None
+    name = str(made.get("model_name")) if config is None else config.model["name"]
+    if model is not None:
+        model = copy.deepcopy(model)
+    elif config is None and name not in MODELS:  # no code is loaded from a folder
         raise RunFolderError(
             f"{run.path} was trained with a module of your own ({made['model']:.80}), which the "
             "folder does not hold; pass it: equifed.load_predictor(folder, model=module)."
         )
-    if model is None:
-        params = made.get("model_params") or {}
-        make = partial(build, name, tuple(told["input_shape"]), told["outputs"], **params)
-        model = _build_as_large(run, make, weights)
-    more = {"link": told["link"], "own": made.get("own")}
-    return copy.deepcopy(model).to(getattr(torch, made["dtype"])), more
-
-
-def _open_config(
-    run: StoredRun, made: dict[str, Any], model: nn.Module | None, weights: Weights
-) -> Opened:
-    """Open a run of a configuration."""
-    config, told = RunConfig.of_run(run), made["samples"]
-    shared, shape = config.model, tuple(told["input_shape"])
-    if model is None:
-        make = partial(build_module, config, shape, told["outputs"])
-        module = _build_as_large(run, make, weights) if shared["name"] in MODELS else make()
     else:
-        module = copy.deepcopy(model)
-    loss = SECTIONS["losses"][shared["loss"]].load()
-    part = settle_own(
-        module, loss, len(shape), shared.get("own"), shared["own_steps"], shared.get("own_l2"),
-        shared["l2"],
-    )  # fmt: skip
+        params, outputs = made.get("model_params") or {}, told["outputs"]
+        make = partial(build, name, shape, outputs, **params)
+        if config is not None:
+            make = partial(build_module, config, shape, outputs)
+        if name in MODELS:  # none larger than its weights is made
+            with torch.device("meta"):
+                asked = sum(value.numel() for value in make().state_dict().values())
+            held = sum(value.numel() for value in weights.values())
+            if asked > held:
+                raise RunFolderError(
+                    f"{run.path} is damaged: it describes a model of {asked:,} numbers, and "
+                    f"{MODEL} has {held:,}."
+                )
+        model = make()
+    if config is None:
+        more = {"link": told["link"], "own": made.get("own")}
+        return model.to(getattr(torch, made["dtype"])), more
+    shared = config.model
+    loss, own = SECTIONS["losses"][shared["loss"]].load(), shared.get("own")
+    strengths = shared.get("own_l2"), shared["l2"]
+    part = settle_own(model, loss, len(shape), own, shared["own_steps"], *strengths)
     known = fitted_loss(loss) if shared.get("class_weights") is None else None
-    more = {"link": link_of(loss), "loss": known, "own": shared.get("own")}
+    more = {"link": link_of(loss), "loss": known, "own": own}
     more["own_l2"] = 0.0 if part is None else part.l2
-    return module.to(getattr(torch, shared["dtype"])), more
-
-
-def _build_as_large(run: StoredRun, make: Callable[[], nn.Module], weights: Weights) -> nn.Module:
-    """Return a module of the catalogue; refuse one larger than its weights before it is made."""
-    with torch.device("meta"):
-        asked = sum(value.numel() for value in make().state_dict().values())
-    held = sum(value.numel() for value in weights.values())
-    if asked > held:
-        raise RunFolderError(
-            f"{run.path} is damaged: it describes a model of {asked:,} numbers, and {MODEL} has "
-            f"{held:,}."
-        )
-    return make()
+    return model.to(getattr(torch, shared["dtype"])), more
 
 
 def _read_personalised(run: StoredRun) -> dict[str, Any]:
@@ -254,17 +244,6 @@ def _read_personalised(run: StoredRun) -> dict[str, Any]:
     return parts
 
 
-def _read_own(run: StoredRun, named: Any) -> dict[str, Any]:
-    """Return the own parts of a run's clients; none where the model has none."""
-    found = None if named is None else read_model(run, OWN)
-    if named is not None and found is None:
-        raise RunFolderError(
-            f"{run.path} has no {OWN}, and the model has own parts (model.own = "
-            f"{named!r}); without them no client's model can be built again."
-        )
-    return found or {}
-
-
 def read_preparation(run: StoredRun) -> Preparation | None:
     """Return how the data of a run were prepared; None for data that came as arrays."""
     try:
@@ -287,28 +266,22 @@ def read_preparation(run: StoredRun) -> Preparation | None:
 
 def _read_exported(run: StoredRun) -> Predictor:
     """Return the predictor of an exported folder with a program of ``torch.export``."""
-    told = run.json(DESCRIPTION)
+    told, prepared = run.json(DESCRIPTION), None
     if told.get("format") != FORMAT:
         raise ValueError(
             f"{run / DESCRIPTION} has the format {told.get('format')}, this version reads "
             f"{FORMAT}; export the run again."
         )
     if told.get("thresholds"):
-        raise ValueError(
-            f"{run.path} has thresholds of clients, which equifed no longer supports; export the "
-            "run again."
-        )
+        raise ValueError(f"{run.path} has thresholds of clients, now gone; export the run again.")
     if PROGRAM not in run:
         raise ValueError(
             f"{run.path} holds no program ({PROGRAM}); export the run again with --torch, or give "
             "the run's own folder."
         )
-    prepared = None
     if (wanted := told["preparation_sha256"]) is not None:
         if PREPARATION not in run:
-            raise ValueError(
-                f"{run.path} lacks {PREPARATION}, without which rows cannot be prepared."
-            )
+            raise ValueError(f"{run.path} lacks {PREPARATION}: rows cannot be prepared.")
         prepared = Preparation.from_json(run.json(PREPARATION))
         if prepared.digest() != wanted:
             raise ValueError(
@@ -319,14 +292,136 @@ def _read_exported(run: StoredRun) -> Predictor:
     program = torch.export.load(io.BytesIO(run.read(PROGRAM))).module()
     layout = Layout.from_json(told.get("layout"))
     return Predictor(
-        program if layout is None else ByRow(program, layout),
-        layout=layout,
-        input_shape=tuple(told["input_shape"]),
-        classes=None if told["classes"] is None else tuple(told["classes"]),
-        link=told["link"],
-        preparation=prepared,
-        clients=tuple(told["clients"]),
-        tokens=told["input_dtype"] == "int64",
-        outputs_shape=tuple(told["target_shape"]),
-        only=told.get("only"),
-    )
+        program if layout is None else ByRow(program, layout), tuple(told["input_shape"]),
+        None if told["classes"] is None else tuple(told["classes"]), told["link"],
+        preparation=prepared, clients=tuple(told["clients"]),
+        tokens=told["input_dtype"] == "int64", outputs_shape=tuple(told["target_shape"]),
+        only=told.get("only"), layout=layout,
+    )  # fmt: skip
+
+
+# -- new labelled rows: what the model does with them, client by client ------------------------
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One metric on new rows, beside what it was at training."""
+
+    metric: str
+    split: str | None
+    rows: list[dict[str, Any]]
+
+
+def evaluate(
+    folder: str | Path, table: Any, client: str | None = None, *, trust: bool = False
+) -> list[Drift]:
+    """Measure the model of a run on new labelled rows, client by client."""
+    run = open_run_folder(folder, trust=trust)
+    predictor, made = read_predictor(run), run.json(RUN)
+    federation = _group(predictor, table, client, made["samples"]["classes"])
+    told = RunConfig.of_run(run).model if CONFIG in run else made  # of equifed.train, or of fit
+    losses = SECTIONS["losses"]
+    named = {e.load().__name__: e.load() for e in losses.entries().values()}
+    if CONFIG not in run and str(told.get("loss")) not in named:
+        raise RunFolderError(f"{run.path} has a loss of your own; use equifed.load_predictor.")
+    loss = losses[told["loss"]].load() if CONFIG in run else named[told["loss"]]
+    evaluator, x, own = open_evaluator(predictor, federation, loss, getattr(torch, told["dtype"]))
+    (measured,) = evaluator(x, ("train",), own=own)
+    history, found = History.load(run.path, model=False), list[Drift]()
+    for metric, values in measured.metrics.items():
+        records = (history.last(metric, split) for split in HELD)
+        record = next((one for one in records if one is not None), None)
+        then = {} if record is None else dict(zip(history.names, record.values, strict=True))
+        rows = []
+        for name, count, now in zip(federation.names, federation.train.sizes, values, strict=True):
+            before = float(then.get(name, math.nan))
+            row = {"client": name, "rows": int(count), "now": float(now), "at_training": before}
+            rows.append(row | {"change": float(now) - before})
+        found.append(Drift(metric, None if record is None else record.split, rows))
+    return found
+
+
+def open_evaluator(
+    predictor: Predictor, data: Federation, loss: Any, dtype: torch.dtype
+) -> tuple[FederationEvaluator, torch.Tensor, torch.Tensor | None]:
+    """Return what measures a model on data, its shared vector, and every client's own part.
+
+    Of clients that took no part in training that is the mean.
+    """
+    part = OwnPart(tuple(predictor.own), "joint", 0.0) if predictor.own else None
+    few, rows = as_data(data.train.inputs[:EXAMPLES], dtype, "cpu"), None
+    model = FlatModel(predictor.module, loss, few, dtype=dtype, own=part)
+    if part is not None:
+        parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
+        known = torch.cat(parts, dim=1).to(dtype)
+        place = {name: k for k, name in enumerate(predictor.clients)}
+        warn_of_strangers(predictor.own, [name for name in data.names if name not in place])
+        found = [known[place[n]] if n in place else known.mean(0) for n in data.names]
+        rows = torch.stack(found)
+    return FederationEvaluator(data, model), model.flatten(predictor.module), rows
+
+
+def _group(predictor: Predictor, table: Any, client: str | None, classes: int | None) -> Federation:
+    """Return new rows as a federation of their clients, prepared as the training rows were."""
+    prepared = predictor.preparation
+    if prepared is None:
+        raise RunFolderError(
+            "The run was trained on arrays, whose columns have no names; measure it in Python with "
+            "equifed.load_predictor(folder)."
+        )
+    columns, target = read_columns(table), prepared.target.name
+    if target not in columns:
+        has = ", ".join(list(columns)[:20])
+        raise DataError(f"The table has no column {target!r}, the target; it has {has}.")
+    rows = columns.rows
+    columns = columns.take(np.flatnonzero([v is not None for v in columns[target]]))
+    if not columns.rows:
+        raise DataError(f"No row has a value in {target!r}, the target: nothing can be measured.")
+    told = f"{rows - columns.rows} of {rows} row(s) without a value in {target!r} are left out."
+    unlabelled = [told] if columns.rows < rows else []
+    for sentence in [*unlabelled, *find_strangers(predictor, columns, client)]:
+        warnings.warn(sentence, DataWarning, stacklevel=3)
+    features = predictor.features(columns, client)
+    targets = prepared.encode_target(columns[target])
+    owners: Sequence[Any] = columns.get(prepared.client or "", [])
+    if client is not None:
+        owners = [client] * len(features)
+    elif not owners:
+        raise DataError(
+            f"The table has no column {prepared.client!r} that says whose rows they are; name "
+            "their owner (--client NAME)."
+        )
+    elif None in owners:
+        row = owners.index(None) + 1
+        raise DataError(f"Column {prepared.client!r} lacks a value in row {row}; fill it in.")
+    values = targets if classes is not None else targets.astype(np.float64)
+    clients = {name: (features[rows], values[rows]) for name, rows in group_rows(owners).items()}
+    made = Federation.from_clients(clients, name="new rows", classes=classes)
+    return replace(made, preparation=prepared)
+
+
+def find_strangers(predictor: Predictor, table: Mapping[str, Any], client: str | None) -> list[str]:
+    """Say which categories and clients of new rows no training row had: predictions are guesses."""
+    prepared, told = predictor.preparation, []
+    if prepared is None:
+        return []
+    for column in prepared.columns:
+        if not isinstance(column, CategoryColumn) or column.name not in table:
+            continue
+        texts = [t for t in name_categories(table[column.name]) if t is not None]
+        new = [t for t in texts if t not in column.categories]
+        if new:
+            kinds = ", ".join(map(repr, list(dict.fromkeys(new))[:5]))
+            told.append(
+                f"Column {column.name!r}: {len(new)} row(s) hold {kinds}, which training rows had "
+                f"not, or too rarely; they count as {'other' if column.other else 'no category'}."
+            )
+    held = [client] if client is not None else table.get(prepared.client or "", [])
+    owners = [name for name in held if name is not None]
+    names = [n for n in (() if not owners else group_rows(owners)) if n not in predictor.clients]
+    if names and predictor.clients and not predictor.own:  # own parts say it themselves
+        told.append(
+            f"Client(s) {', '.join(names[:5])} took no part in training ({len(predictor.clients)} "
+            "did): nothing is known about how well the model serves them."
+        )
+    return told

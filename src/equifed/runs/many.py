@@ -22,11 +22,9 @@ from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.runs.build import limit_threads, resolve_algorithm
 from equifed.runs.config import RunConfig
 from equifed.runs.schema import AUTO, ConfigError, blame
+from equifed.training import History, TrainingError, train
 from equifed.training.files import RunFolderError, StoredRun, digest, refuse_links
 from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
-from equifed.training.history import History
-from equifed.training.loop import train
-from equifed.training.play_round import TrainingError
 from equifed.training.show import print_line
 from equifed.training.tables import CONFIG, RUN, describe_value
 
@@ -64,10 +62,9 @@ class Job(Planned):
     def check(self) -> None:
         """Refuse the folder if its run is of another configuration."""
         # Code that the folder names and the given configuration does not is never loaded.
-        wanted = self.config.to_dict()
-        stored = StoredRun(self.folder)
+        wanted, stored = self.config.to_dict(), StoredRun(self.folder)
         foreign = set(find_code(stored)) - find_addresses(wanted)
-        if foreign or not agree(wanted, RunConfig.of_run(stored).to_dict()):
+        if foreign or not _agree(wanted, RunConfig.of_run(stored).to_dict()):
             raise RunFolderError(
                 f"{self.folder} holds a run of another configuration; choose another folder, or "
                 "pass --overwrite to run everything again."
@@ -77,8 +74,7 @@ class Job(Planned):
         """Run or resume; return why it failed, or None."""
         try:
             with blame(f"{self.name}: ", ConfigError):
-                if self.started:
-                    # Its configuration is the one that was handed over here: see check.
+                if self.started:  # its configuration is the one that was handed over: see check
                     runs.resume(self.folder, trust=True)
                 else:
                     runs.run(self.config, self.folder, overwrite=True, progress=progress)
@@ -96,7 +92,7 @@ def make_job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
     return Job(name, seed, folder, replace(config, seed=seed, threads=config.threads or 1))
 
 
-def agree(wanted: Any, stored: Any) -> bool:
+def _agree(wanted: Any, stored: Any) -> bool:
     """Tell whether a stored table is the wanted one, but for an ``auto`` that the data settled."""
     if not isinstance(wanted, Mapping) or not isinstance(stored, Mapping):
         return bool(wanted == stored)
@@ -104,7 +100,7 @@ def agree(wanted: Any, stored: Any) -> bool:
     if wanted.get("name") == AUTO and stored.get("name") in ("stacked", "loop"):
         settled |= {"name", *wanted.keys() - stored.keys()}  # the engine, chosen by measuring
     keys = {*wanted, *stored} - settled
-    return all(agree(wanted.get(key), stored.get(key)) for key in keys)
+    return all(_agree(wanted.get(key), stored.get(key)) for key in keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +151,9 @@ class Task(Planned):
 
     def check(self) -> None:
         """Refuse the folder if its run is of other settings."""
-        stored = StoredRun(self.folder)
+        stored, wanted = StoredRun(self.folder), describe_value(self.describe())
         told = stored.sealed(RUN).get("task") if RUN in stored else None
-        wanted, known = describe_value(self.describe()), told if isinstance(told, dict) else {}
+        known = told if isinstance(told, dict) else {}
         if other := [key for key in wanted if known.get(key) != wanted[key]]:
             raise RunFolderError(
                 f"{self.folder} holds a run with other settings ({', '.join(other)}); choose "
@@ -169,10 +165,7 @@ class Task(Planned):
 
 
 def check_folders(planned: Sequence[Job | Task], overwrite: bool = False) -> None:
-    """Refuse folders that two runs share, or that hold other runs.
-
-    With ``overwrite`` folders are emptied of their runs instead.
-    """
+    """Refuse folders that two runs share, or that hold other runs; ``overwrite``: empty those."""
     owners: dict[Path, Planned] = {}
     for job in planned:
         if job.folder is None:
@@ -183,13 +176,12 @@ def check_folders(planned: Sequence[Job | Task], overwrite: bool = False) -> Non
                 f"{owner.title!r} and {job.title!r} would share the folder {job.folder}; "
                 "rename one of them."
             )
-        if not job.started:
-            continue
-        refuse_links(job.folder)
-        if overwrite:
-            RunFolder(job.folder, ()).create(overwrite=True)
-        else:
-            job.check()
+        if job.started:
+            refuse_links(job.folder)
+            if overwrite:
+                RunFolder(job.folder, ()).create(overwrite=True)
+            else:
+                job.check()
 
 
 def run_jobs(jobs: Sequence[Job], *, at_once: int = 1, console: Console) -> list[str]:

@@ -3,160 +3,217 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor
 
-from equifed.contract.arrays import Losses
+from equifed.contract import Losses, Stream
 from equifed.contract.evaluation import Details, Hits
-from equifed.contract.streams import Stream
 from equifed.data.curves import bend, find_lines
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.engines.evaluate import describe_client, gives_probabilities
-from equifed.metrics.metric import Metric, find_metric
-from equifed.metrics.reducers import worst_fraction
+from equifed.metrics import Metric, find_metric, worst_fraction
 from equifed.models.curvature import find_places
 from equifed.models.flat import FlatModel
-from equifed.models.predictor import Predictor
+from equifed.models.losses import DERIVATIVES
+from equifed.models.predictor import Predictor, class_scores
 from equifed.report.methods import Scale
 from equifed.report.verdict import compare_federation
+from equifed.runs import candidates
 from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
-from equifed.runs.build import has_rare_class
-from equifed.runs.candidates import ALONE, BASE, Choice, Score, model_for, read_score, solve
-from equifed.runs.decisions import add_decisions
-from equifed.runs.held_out import pool
+from equifed.runs.candidates import ALONE, BASE, Choice, Point, Score
+from equifed.runs.linear_paths import LinearPaths, predict_split
 from equifed.training.history import History
 
-LEVEL = 0.05
-"""Gains that chance alone would give more often than this are called chance."""
-NO_TEST = "There are no test rows, so what the choice brings is not known."
+LEVEL = 0.05  # gains that chance alone would give more often than this are called chance
+Array: TypeAlias = NDArray[Any]
+# What was gained, a row for every kind of candidate, and the runs of all of them
+Found: TypeAlias = tuple[str, list[dict[str, Any]], dict[str, History]]
 
 
-def finish(
-    data: Federation, choice: Choice, thresholds: Losses
-) -> tuple[str, list[dict[str, Any]], dict[str, History]]:
-    """Return what was gained, a row for every kind of candidate, and the runs of all of them."""
-    whole, split = pool(data), "train" if data.test is None else "test"
+def finish(data: Federation, choice: Choice, thresholds: Losses) -> Found:
+    """Solve the best of every kind again, and the clients' own models, and read test rows."""
+    whole, split = candidates.pool(data), "train" if data.test is None else "test"
     wanted = {**choice.best, choice.name: choice.point}
     bent = whole if choice.bent is None else bend(whole, choice.bent)
     given = {name: bent if point.curves else whole for name, point in wanted.items()}
-    runs = {name: next(solve(given[name], [p], (split,))) for name, p in wanted.items()}
-    alone, pairs = None, []
+    runs = {k: next(candidates.solve(given[k], [p], (split,))) for k, p in wanted.items()}
+    mine, alone = runs[choice.name], dict[str | None, Losses]()
     if ALONE in choice.scores:
-        pairs = solve_alone(whole, choice.alone_l2)
-        if choice.point.curves:  # own models are lines: in the chosen one's columns
-            pairs, whole = widen_models(pairs, bent), bent
-        alone = measure_alone(whole, pairs, choice, split)
-        replace_models(runs[choice.name], whole, pairs, choice.keepers, split)
-        alone[0].add_to(runs[choice.name])
-    own = np.where(np.isin(data.names, choice.keepers), np.nan, thresholds)
-    add_decisions(runs[choice.name], given[choice.name], split, own)
-    apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
-    rows = list_rows(choice, runs, None if alone is None else alone[1], split, apart)
-    if has_rare_class(whole):
-        add_auroc(rows, runs, whole, pairs, split)
-    if data.test is None:
-        return NO_TEST, rows, runs
-    mine, base = (
-        score_rows(given[k], cast(Predictor, runs[k].predictor()), split)
-        for k in (choice.name, BASE)
-    )
-    scale = Scale(main_metric(runs[BASE]).name, split)
-    all_alone, _ = compare_federation(runs[choice.name], scale)  # as the report has it
-    return describe_gain(choice, runs, split, tell_apart(mine, base), bool(all_alone)), rows, runs
-
-
-def solve_alone(data: Federation, l2s: Losses) -> list[tuple[FlatModel, Tensor]]:
-    """Return every client's own model with its penalty."""
-    linear, strengths = build_linear(data, *model_for(data)), sorted(set(l2s.tolist()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        found = solve_each(linear, data, strengths)
-    return [(linear, found[strengths.index(v), i]) for i, v in enumerate(l2s.tolist())]
-
-
-def widen_models(
-    pairs: Sequence[tuple[FlatModel, Tensor]], bent: Federation
-) -> list[tuple[FlatModel, Tensor]]:
-    """Return the same models for the columns of a federation with bends, which count nothing."""
-    assert bent.preparation is not None
-    linear = build_linear(bent, *model_for(bent))
-    lines, out = [*find_lines(bent.preparation), -1], []
-    for model, x in pairs:
-        wide = x.new_zeros(linear.size)
-        wide[find_places(linear)[:, lines]] = x[find_places(model)]
-        out.append((linear, wide))
-    return out
-
-
-def measure_alone(
-    data: Federation, pairs: Sequence[tuple[FlatModel, Tensor]], choice: Choice, split: str
-) -> tuple[Alone, Score]:
-    """Return own models as a report compares them, and their scores."""
-    one_class = tuple(data.find_one_class())
-    record, samples = measure_models(data, pairs, one_class, split=split)
-    plain, losses = (measure_models(data, pairs, (), m, split)[0].values for m in (None, "loss"))
-    how = "own models by Newton's method, l2 chosen on held-out rows"
-    if one_class:
-        how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
-    told = Alone(record, losses, choice.alone_l2, one_class, how, samples, data)
-    return told, Score(losses, plain)
+        linear, strengths = build_linear(whole, *choice.model), np.unique(choice.alone_l2)
+        solved, _ = solve_each(linear, whole, strengths.tolist())
+        rows = solved[np.searchsorted(strengths, choice.alone_l2), np.arange(len(data))]
+        if choice.point.curves:  # own models are lines: bends of the chosen one's columns are 0
+            assert bent.preparation is not None
+            wide, lines = build_linear(bent, *choice.model), find_lines(bent.preparation)
+            widened = rows.new_zeros(len(rows), wide.size)
+            widened[:, find_places(wide)[:, [*lines, -1]]] = rows[:, find_places(linear)]
+            whole, linear, rows = bent, wide, widened
+        for metric in ("loss", None, *(["auroc"] if mine.last("auroc", split) else [])):
+            alone[metric] = measure_models(whole, linear, rows, metric, split)[0].values
+        how = "own models by Newton's method, l2 chosen on held-out rows"
+        given_l2 = alone["loss"], choice.alone_l2
+        told = Alone.measure(whole, linear, rows, *given_l2, how, split=split)
+        replace_models(mine, whole, linear, rows, choice.keepers, split)
+        told.add_to(mine)
+    own = np.where(np.isin(data.names, choice.keepers), math.nan, thresholds)
+    add_decisions(mine, given[choice.name], split, own)
+    return conclude(choice, runs, given, alone)
 
 
 def replace_models(
-    history: History, data: Federation, pairs: Sequence[tuple[FlatModel, Tensor]],
-    keepers: Sequence[str], split: str,
+    history: History, data: Federation, linear: FlatModel, rows: Tensor, keepers: Sequence[str],
+    split: str,
 ) -> None:  # fmt: skip
     """Give some clients their own model in place of the shared one, and measure it."""
     if not keepers:
         return
-    predictor, parts = cast(Predictor, history.predictor()), []
-    for name, (linear, x) in zip(data.names, pairs, strict=True):
-        held = dict(predictor.module_for(name).named_parameters())
-        mine = linear.unflatten(x) if name in keepers else {k: held[k] for k in linear.shapes}
+    predictor, parts, held = cast(Predictor, history.predictor()), [], data.splits()[split]
+    for name, x in zip(data.names, rows, strict=True):
+        shared = dict(predictor.module_for(name).named_parameters())
+        mine = linear.unflatten(x) if name in keepers else {k: shared[k] for k in linear.shapes}
         parts.append({k: p.detach().to(torch.float64) for k, p in mine.items()})
     own = {k: torch.stack([part[k] for part in parts]) for k in parts[0]}
     history.own, history.trained = own, replace(predictor, own=own)
     history.provenance["own"] = list(own)
-    for name in keepers:
-        i = data.names.index(name)
-        if data.splits()[split].sizes[i]:
-            _measure_again(history, data, *pairs[i], i, split)
+    for i in map(data.names.index, keepers):
+        if not held.sizes[i]:
+            continue
+        scores, kinds = score_samples(data, linear, rows[i], *held.client(i)), list[Metric]()
+        for k, record in enumerate(history.metrics):
+            if record.split == split:
+                kinds.append(find_metric(record.metric))
+                values = record.values.copy()
+                values[i] = kinds[-1].measure(scores.targets, scores.answer(kinds[-1].needs))
+                history.metrics[k] = replace(record, values=values)
+        if (hits := history.hits.get(split)) is not None:
+            correct = hits.correct.copy()
+            correct[held.rows()[i]] = scores.answer("prediction") == scores.targets
+            history.hits[split] = Hits(correct, hits.checksums)
+        if (details := history.details) is not None and details.split == split:
+            stream, clients = Stream(0).at("details", data.names[i], split), list(details.clients)
+            sure = data.classes is not None and gives_probabilities(linear.loss)
+            clients[i] = describe_client(scores, kinds, held.client_groups(i), stream, sure)
+            history.details = Details(split, tuple(clients))
 
 
-def _measure_again(
-    history: History, data: Federation, linear: FlatModel, x: Tensor, i: int, split: str
-) -> None:
-    """Put the numbers of one client's own model into a history."""
+# -- what predictions are worth at every client, and what thresholds of their own would change -----
+
+
+def choose_thresholds(folds: Sequence[Federation], point: Point) -> Losses:
+    """Return the threshold of probability that is right most often on each client's held-out rows.
+
+    The model is solved without these rows. NaN where there are fewer than ten, and where there are
+    not two classes.
+    """
+    found = np.full(len(folds[0]), math.nan)
+    if folds[0].classes != 2 or not LinearPaths.serves(folds[0]):
+        return found
+    rows, wanted, owners = [], [], []
+    for fold in folds:
+        assert fold.validation is not None
+        at = LinearPaths(fold).solve(point.l2, point.own_l2, point.rho)
+        rows.append(predict_split(fold, at, "validation"))
+        wanted.append(fold.validation.targets)
+        owners.append(fold.validation.owners())
+    scores, targets, owner = map(np.concatenate, (rows, wanted, owners))
+    for i in range(len(found)):
+        mine = owner == i
+        if mine.sum() >= candidates.ENOUGH:
+            found[i] = find_threshold(scores[mine], targets[mine])
+    return found
+
+
+def find_threshold(scores: Array, targets: Array) -> float:
+    """Return the best threshold of probability; of equally good ones the nearest to 0.5.
+
+    >>> bool(find_threshold(np.arange(4.0), np.array([0, 0, 1, 1])) == expit(1.5))
+    True
+    """
+    order = np.argsort(scores)
+    ranked, second = scores[order], targets[order]
+    levels = np.unique(ranked)
+    middle = (levels[1:] + levels[:-1]) / 2
+    cuts = np.concatenate([[0.0, ranked[0] - 1, ranked[-1] + 1], middle])
+    below = np.searchsorted(ranked, cuts, "right")
+    firsts = np.concatenate([[0], np.cumsum(1 - second)])
+    right = firsts[below] + second.sum() - (below - firsts[below])
+    best = cuts[right == right.max()]
+    return float(expit(best[np.abs(best).argmin()]))
+
+
+def add_decisions(history: History, data: Federation, split: str, thresholds: Losses) -> None:
+    """Put into the details of a run what its predictions are worth at every client."""
+    predictor, part = cast(Predictor, history.predictor()), data.splits()[split]
+    if history.details is None or history.details.split != split or part.targets.ndim > 1:
+        return
+    if data.classes not in (None, 2):
+        return
+    outputs, clients = _answer(predictor, data, split), list(history.details.clients)
+    for i, (detail, rows) in enumerate(zip(history.details.clients, part.rows(), strict=True)):
+        if detail is not None:
+            told = _describe(predictor, outputs[rows], part.targets[rows], float(thresholds[i]))
+            clients[i] = replace(detail, decision={k: v for k, v in told.items() if v == v})
+    history.details = Details(split, tuple(clients))
+
+
+def _describe(predictor: Predictor, outputs: Array, targets: Array, cut: float) -> dict[str, float]:
+    """Return mean prediction and mean target, their standard error, and accuracies."""
+    if predictor.classes is None:
+        made, there = predictor.in_units(outputs[:, 0]), predictor.in_units(targets)
+        spread = float(np.std(made - there, ddof=1)) if len(there) > 1 else math.nan
+        error = spread / math.sqrt(len(there))
+        return {"predicted": float(made.mean()), "observed": float(there.mean()), "error": error}
+    chance = predictor.to_chances(class_scores(outputs))[:, 1]
+    told = {"predicted": float(chance.mean()), "observed": float(targets.mean())}
+    told["error"] = math.sqrt(float((chance * (1 - chance)).sum())) / len(chance)
+    told |= {"threshold": cut, "accuracy": float(((chance > 0.5) == targets).mean())}
+    moved = math.nan if math.isnan(cut) else float(((chance > cut) == targets).mean())
+    return {**told, "accuracy_at_threshold": moved}
+
+
+def _answer(predictor: Predictor, data: Federation, split: str) -> Array:
+    """Return the outputs for all rows of a split."""
     part = data.splits()[split]
-    scores = score_samples(data, linear, x, *part.client(i))
-    kinds: list[Metric] = []
-    for k, record in enumerate(history.metrics):
-        if record.split == split:
-            kind, values = find_metric(record.metric), record.values.copy()
-            values[i] = kind.measure(scores.targets, scores.answer(kind.needs))
-            history.metrics[k] = replace(record, values=values)
-            kinds.append(kind)
-    if split in history.hits:
-        correct, mine = history.hits[split].correct.copy(), slice(*part.offsets[i : i + 2])
-        correct[mine] = scores.answer("prediction") == scores.targets
-        history.hits[split] = Hits(correct, history.hits[split].checksums)
-    if history.details is not None and history.details.split == split:
-        stream = Stream(0).at("details", data.names[i], split)
-        sure = data.classes is not None and gives_probabilities(linear.loss)
-        clients = list(history.details.clients)
-        clients[i] = describe_client(scores, kinds, part.client_groups(i), stream, sure)
-        history.details = Details(split, tuple(clients))
+    owners = np.repeat(np.asarray(data.names, dtype=object), part.sizes)
+    return predictor.answer_owners(part.inputs, owners.tolist())
 
 
 # -- numbers ----------------------------------------------------------------------------------
+
+
+def conclude(
+    choice: Choice, runs: dict[str, History], given: dict[str, Federation],
+    alone: Mapping[str | None, Losses] | None = None,
+) -> Found:  # fmt: skip
+    """Say what was gained; ``given`` has the data of every run, ``alone`` what own models have."""
+    data, mine = given[choice.name], runs[choice.name]
+    split = "train" if data.test is None else "test"
+    score = Score(alone["loss"], alone[None]) if alone else None
+    apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
+    rows = list_rows(choice, runs, score, split, apart)
+    if runs[BASE].last("auroc", split) is not None:  # accuracy says little where a class is rare
+        found = {name: run.last("auroc", split) for name, run in runs.items()}
+        areas = {name: record.values for name, record in found.items() if record is not None}
+        areas |= {ALONE: alone["auroc"]} if alone else {}
+        for row in rows:
+            values = areas[row["candidate"]]
+            row[split]["auroc"] = summarise(values, find_metric("auroc"))["average"]
+    if data.test is None:
+        return "There are no test rows, so what the choice brings is not known.", rows, runs
+    scored = (score_rows(given[k], runs[k].predictor(), split) for k in (choice.name, BASE))
+    # as the report has it
+    all_alone, _ = compare_federation(mine, Scale(main_metric(runs[BASE]).name, split))
+    gain = describe_gain(choice, runs, split, tell_apart(*scored), bool(all_alone))
+    return gain, rows, runs
 
 
 def list_rows(
@@ -164,7 +221,7 @@ def list_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for every kind of candidate; clients ``apart`` are not compared with alone."""
     kind = main_metric(runs[BASE])
-    last = {k: read_score(run, split) for k, run in runs.items()}
+    last = {k: candidates.read_score(run, split) for k, run in runs.items()}
     last |= {} if alone is None else {ALONE: alone}
     rows = []
     for name, score in last.items():
@@ -173,26 +230,14 @@ def list_rows(
         row |= {"settings": "" if point is None else point.settings, "metric": kind.name}
         held = choice.scores[name], choice.scores.get(ALONE)
         for label, mine, own in (("validation", *held), (split, score, alone)):
-            row[label] = {"loss": mine.mean, **summarise(mine.metric, kind)}
+            row[label] = {"loss": mine.mean}
+            if label == split or not choice.noised:  # else nothing else was asked
+                row[label] |= summarise(mine.metric, kind)
             if own is not None and name != ALONE:
-                row[label]["better_alone"] = int(
-                    (~np.asarray(apart) & (own.loss < mine.loss)).sum()
-                )
+                better = ~np.asarray(apart) & (own.loss < mine.loss)
+                row[label]["better_alone"] = int(better.sum())
         rows.append(row)
     return rows
-
-
-def add_auroc(
-    rows: list[dict[str, Any]], runs: dict[str, History], data: Federation,
-    pairs: Sequence[tuple[FlatModel, Tensor]], split: str,
-) -> None:  # fmt: skip
-    """Put the mean AUROC beside accuracy, which says little where a class is rare."""
-    for row in rows:
-        run = runs.get(row["candidate"])
-        own = None if run else measure_models(data, pairs, (), "auroc", split)[0]
-        record = run.last("auroc", split) if run else own
-        known = np.full(1, math.nan) if record is None else record.values
-        row[split]["auroc"] = summarise(known, find_metric("auroc"))["average"]
 
 
 def main_metric(run: History) -> Metric:
@@ -212,36 +257,33 @@ def summarise(values: Losses, kind: Metric) -> dict[str, float]:
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows of a fit as a table."""
-    kind = find_metric(rows[0]["metric"])
-    splits = [k for k, v in rows[0].items() if isinstance(v, dict)]
-    header, lines = ["candidate"], []
-    for split in splits:
-        if "average" not in rows[0][split]:  # under privacy
+    kind, area = find_metric(rows[0]["metric"]), find_metric("auroc")
+    header, lines = ["candidate"], [[r["candidate"] + " *" * r["chosen"]] for r in rows]
+    for split in (key for key, told in rows[0].items() if isinstance(told, dict)):
+        known = rows[0][split]
+        if "average" not in known:  # under privacy
             header.append(f"{split} loss, noised")
-            continue
-        header += [f"{split} {kind.label}", "worst fifth", "better alone"]
-        header += ["AUROC"] if "auroc" in rows[0][split] else []
-    for row in rows:
-        cells = [row["candidate"] + (" *" if row["chosen"] else "")]
-        for split in splits:
+        else:
+            header += [f"{split} {kind.label}", "worst fifth", "better alone"]
+            header += ["AUROC"] if "auroc" in known else []
+        for row, cells in zip(rows, lines, strict=True):
             told = row[split]
-            if "average" not in told:
+            if "average" not in known:
                 cells.append(f"{told['loss']:.4g}")
                 continue
             cells += [kind.write(told[k]) for k in ("average", "worst_fifth")]
-            cells.append(str(told.get("better_alone", "")))
-            cells += [find_metric("auroc").write(told["auroc"])] if "auroc" in told else []
-        lines.append(tuple(cells))
-    return Table("* chosen, on validation rows", tuple(header), lines)
+            cells += [str(told.get("better_alone", ""))]
+            cells += [area.write(told["auroc"])] if "auroc" in told else []
+    return Table("* chosen, on validation rows", tuple(header), [tuple(cells) for cells in lines])
 
 
-def score_rows(data: Federation, predictor: Predictor, split: str) -> list[Losses]:
+def score_rows(data: Federation, predictor: Any, split: str) -> list[Losses]:
     """Return the loss of every row, by client."""
-    linear, part, found = build_linear(data, *model_for(data)), data.splits()[split], []
-    for i, name in enumerate(data.names):
-        x = linear.flatten(predictor.module_for(name))
-        found.append(score_samples(data, linear, x, *part.client(i)).losses)
-    return found
+    part, loss = data.splits()[split], predictor.loss
+    assert loss is not None
+    outputs = torch.as_tensor(_answer(predictor, data, split))
+    losses = DERIVATIVES[loss].loss(outputs, torch.as_tensor(part.targets)).numpy()
+    return [losses[rows] for rows in part.rows()]
 
 
 def tell_apart(ours: Sequence[Losses], theirs: Sequence[Losses]) -> float:
@@ -273,9 +315,13 @@ def describe_gain(
     ``unlike`` is how likely the gain is by chance.
     """
     kind, chance = main_metric(runs[BASE]), choice.name != BASE and unlike >= LEVEL
-    mine, base = (read_score(runs[k], split).metric for k in (choice.name, BASE))
+    mine, base = (candidates.read_score(runs[k], split).metric for k in (choice.name, BASE))
     now, then = ({k: kind.write(v) for k, v in summarise(v, kind).items()} for v in (mine, base))
-    told, whom = [], "Worst-served " + ("fifth" if len(mine) > 5 else "client")
+    whom, label = (
+        "Worst-served " + ("fifth" if len(mine) > 5 else "client"),
+        f"{split} {kind.label}",
+    )
+    told = []
     if all_alone:
         told.append(
             "You would all be better off alone: on average over the clients own models serve "
@@ -290,15 +336,13 @@ def describe_gain(
     elif chance:
         told.append("One shared model serves all clients as well: the difference is within chance.")
     if choice.name == BASE:
-        told.append(
-            f"Average {split} {kind.label} {now['average']}, {whom.lower()} {now['worst_fifth']}."
-        )
+        told.append(f"Average {label} {now['average']}, {whom.lower()} {now['worst_fifth']}.")
         return " ".join(told)
     with np.errstate(invalid="ignore"):
         change = kind.sign * (mine - base)
     told.append(
         f"{whom} of {len(change):,}: {then['worst_fifth']} to {now['worst_fifth']}, average "
-        f"{then['average']} to {now['average']} ({split} {kind.label}, against one model for the "
+        f"{then['average']} to {now['average']} ({label}, against one model for the "
         f"average, solved alike{', a difference within chance' if chance and all_alone else ''}"
         f"); clients better served: {int((change > 0).sum())}, worse: {int((change < 0).sum())}."
     )

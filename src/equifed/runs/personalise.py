@@ -15,12 +15,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from equifed.contract.arrays import Index, Losses
-from equifed.contract.clients import MissingClients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
-from equifed.data.federation import Federation
-from equifed.data.split import Split
+from equifed.contract import Index, LocalSGD, Losses, MissingClients, Stream
+from equifed.data import Federation, Split
 from equifed.engines.evaluate import SampleScores
 from equifed.engines.simulate import simulate
 from equifed.metrics import Interval, find_metric, mean_interval
@@ -67,10 +63,6 @@ class Choice:
             return f"{steps} local steps of {BATCH} samples, lr {lr:g}"
         return ", ".join(f"{name} {value:g}" for name, value in self.settings.items())
 
-    def to_dict(self) -> dict[str, float | None]:
-        """Return it as plain values."""
-        return as_plain(self.settings)  # type: ignore[no-any-return]
-
 
 @dataclass(frozen=True, eq=False)
 class Personalised:
@@ -90,13 +82,13 @@ class Personalised:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one record per client."""
-        columns = zip(self.predictor.clients, self.fitted_on, self.sizes, self.before, self.after,
-                      map(_limits, self.differences), strict=True)  # fmt: skip
-        return [
-            {"client": name, "fitted_on": source, "test": int(m), "before": float(b),
-             "after": float(a), "change": d[0], "lower": d[1], "upper": d[2]}
-            for name, source, m, b, a, d in columns
-        ]  # fmt: skip
+        found = []
+        for i, name in enumerate(self.predictor.clients):
+            told = {"client": name, "fitted_on": self.fitted_on[i], "test": int(self.sizes[i])}
+            told |= {"before": float(self.before[i]), "after": float(self.after[i])}
+            limits = zip(("change", "lower", "upper"), _limits(self.differences[i]), strict=True)
+            found.append(told | dict(limits))
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return what came of it as plain values."""
@@ -129,30 +121,24 @@ def _limits(found: Interval | None) -> list[float | None]:
 
 
 def personalise(
-    run: str | Path | History,
-    data: Federation | None = None,
-    own: str | Sequence[str] = "bias",
-    *,
-    temperature: float | None = None,
-    penalty: float | None = None,
-    lr: float | None = None,
-    steps: int | None = None,
-    device: str = "cpu",
-    trust: bool = False,
-) -> Personalised:
+    run: str | Path | History, data: Federation | None = None, own: str | Sequence[str] = "bias", *,
+    temperature: float | None = None, penalty: float | None = None, lr: float | None = None,
+    steps: int | None = None, device: str = "cpu", trust: bool = False,
+) -> Personalised:  # fmt: skip
     """Fit an own part to every client at the shared parameters of a finished model.
 
     The own part is the bias of the last layer, or weight and bias (``own="head"``, up to 2,000
     numbers): a convex problem, solved by Newton's method. A client with at least 20 validation
     samples is fitted to these, whose outputs the model was not trained on; others to their training
     samples. Temperature and penalty are chosen for both kinds by the loss on validation samples,
-    averaged over clients (by five folds where the fit uses them, too); to change nothing is among
-    the choices. Test samples are used to compare before and after, and for nothing else.
+    averaged over clients (by five folds where the fit uses them, too).
 
     With ``own="all"`` every client fine-tunes the whole model: local steps from the shared
     parameters, by minibatches of its training samples. Step size and number of steps are one choice
-    for all clients, by the loss on validation samples, "no change" among them. An own bias repairs
-    other shares of classes; fine-tuning also other looks of them, and needs more samples.
+    for all clients, by the loss on validation samples. An own bias repairs other shares of classes;
+    fine-tuning also other looks of them, and needs more samples.
+
+    To change nothing is always among the choices. Test samples compare before and after.
 
     Parameters
     ----------
@@ -162,10 +148,8 @@ def personalise(
         The data of the run; a folder's configuration loads them.
     own : {"bias", "head", "all"} or sequence of str
         What becomes the clients' own.
-    temperature, penalty : float, optional
-        Use these; both are needed where the data have no validation split.
-    lr, steps : float and int, optional
-        Of fine-tuning: use these; both are needed where the data have no validation split.
+    temperature, penalty, lr, steps : float, optional
+        Use these, the last two of fine-tuning; needed where the data have no validation split.
     device : str
         Where fine-tuning computes.
     trust : bool
@@ -195,24 +179,21 @@ def personalise(
     return _compare(predictor, data, names, *found)
 
 
-# -- what is tried ---------------------------------------------------------------------------
-
-
 def _list_tried(
     data: Federation, usual: Mapping[str, Sequence[float]], given: Mapping[str, float | None],
     unchanged: Mapping[str, float],
 ) -> list[Choice]:  # fmt: skip
     """Return what is tried, "no change" among it, or the one thing that is given."""
-    if None not in given.values():
-        return [Choice({name: value for name, value in given.items() if value is not None})]
+    fixed = {name: value for name, value in given.items() if value is not None}
+    if len(fixed) == len(given):
+        return [Choice(fixed)]
     if data.validation is None or not len(data.validation.targets):
         raise ValueError(
             f"{' and '.join(given)} are chosen on validation samples, and these data have none: "
             "hold some out ([data.holdout] validation = 0.2), or give "
             f"{' and '.join(f'{name}=' for name in given)}."
         )
-    fixed = {name: (value,) for name, value in given.items() if value is not None}
-    grid = itertools.product(*({**usual, **fixed}[name] for name in given))
+    grid = itertools.product(*([fixed[k]] if k in fixed else usual[k] for k in given))
     return [Choice(unchanged), *(Choice(dict(zip(given, one, strict=True))) for one in grid)]
 
 
@@ -276,7 +257,6 @@ def fit_last_layer(
                     for enough, m in zip(many, data.train.sizes, strict=True))  # fmt: skip
     train = read_samples(predictor, data, names, data.train)
     judged = [] if held is None else read_samples(predictor, data, names, held)
-    rows = {"train": train, "validation": judged}
 
     def score(source: str, choice: Choice) -> float:
         """Return the mean over clients of the loss on validation samples that no fit has used."""
@@ -290,17 +270,18 @@ def fit_last_layer(
 
     choices = {source: _take_best(tried, partial(score, source))
                for source in sorted({*sources} - {"nothing"}, reverse=True)}  # fmt: skip
-    parts = []
+    own: dict[str, list[Tensor]] = {name: [] for name in names}
     for i, source in enumerate(sources):
         module = predictor.module_for(data.names[i])
         part = {name: module.get_parameter(name).detach() for name in names}
         if source != "nothing":
-            shapes = {name: p.shape for name, p in part.items()}
-            moved = split_own(rows[source][i].fit(choices[source]), names, shapes)
+            fitted = (judged if source == "validation" else train)[i].fit(choices[source])
+            moved = split_own(fitted, names, {name: p.shape for name, p in part.items()})
             part = {name: p + moved[name].to(p) for name, p in part.items()}
-        parts.append(part)
-    own = {name: torch.stack([part[name] for part in parts]) for name in names}
-    return replace(predictor, own={**predictor.own, **own}), choices, sources
+        for name in names:
+            own[name].append(part[name])
+    stacked = {name: torch.stack(parts) for name, parts in own.items()}
+    return replace(predictor, own={**predictor.own, **stacked}), choices, sources
 
 
 def read_samples(
@@ -327,9 +308,7 @@ def fine_tune(
 ) -> Found:
     """Let every client walk from the shared parameters."""
     if predictor.own:
-        raise ValueError(
-            "The model has own parts already; fine-tuning is for one that all clients share."
-        )
+        raise ValueError("The model has own parts already; fine-tuning is for one that is shared.")
     if predictor.loss is None:
         raise ValueError(
             "Fine-tuning continues with the loss of training, which is known for cross_entropy, "
@@ -423,10 +402,16 @@ def _compare(
             told[i] = Interval(*(float(v[0]) for v in newcombe_interval(joint)))
         else:
             told[i] = mean_interval(new - old)
-    measured = ("", "") if split is None else (kind.name, "test")
+    measured, average = ("", "") if split is None else (kind.name, "test"), None
+    if known := [d for d in told if d is not None]:
+        # of independent differences; squares of the distances to limits add up
+        estimate = sum(d.estimate for d in known) / len(known)
+        low = math.sqrt(sum((d.lower - d.estimate) ** 2 for d in known)) / len(known)
+        high = math.sqrt(sum((d.upper - d.estimate) ** 2 for d in known)) / len(known)
+        average = Interval(estimate, estimate - low, estimate + high)
     return Personalised(
-        after, names, dict(choices), fitted_on, *measured, sizes,
-        values[0], values[1], tuple(told), _average([d for d in told if d is not None]),
+        after, names, dict(choices), fitted_on, *measured, sizes, values[0], values[1],
+        tuple(told), average,
     )  # fmt: skip
 
 
@@ -435,15 +420,3 @@ def _answer(predictor: Predictor, data: Federation, split: Split, i: int) -> Sam
     inputs, targets = split.client(i)
     outputs = predictor.run_module(predictor.module_for(data.names[i]), inputs)
     return in_units(data, targets, np.empty(0), outputs)
-
-
-def _average(told: Sequence[Interval]) -> Interval | None:
-    """Return the mean of independent differences; squares of the distances to limits add up."""
-    if not told:
-        return None
-    low, high = (
-        math.sqrt(sum((getattr(d, end) - d.estimate) ** 2 for d in told)) / len(told)
-        for end in ("lower", "upper")
-    )
-    estimate = sum(d.estimate for d in told) / len(told)
-    return Interval(estimate, estimate - low, estimate + high)

@@ -19,28 +19,20 @@ from equifed.runs.alone import add_beside, list_beside
 from equifed.runs.build import Run, build_run
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.training import files
-from equifed.training.files import RunFolderError
+from equifed.training import History, RunFolderError, files
 from equifed.training.folder import RunFolder, is_complete, open_run_folder, write_provenance
 from equifed.training.folder import refuse_existing as refuse_run
-from equifed.training.history import History
 from equifed.training.tables import CONFIG, RUN, SUMMARY, check_format
 from equifed.training.trackers import Callback
 
-POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0
-"""How often processes are looked after, and how long they may take to end."""
+POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0  # of processes: between looks, and to end by itself
 
 
 def run(
-    config: RunConfig | Mapping[str, Any] | str | Path,
-    out: str | Path | None = None,
-    *,
-    overwrite: bool = False,
-    callbacks: Sequence[Callback] = (),
-    progress: bool | None = None,
-    with_alone: Literal["auto"] | bool | None = None,
-    track: Sequence[str] = (),
-) -> History:
+    config: RunConfig | Mapping[str, Any] | str | Path, out: str | Path | None = None, *,
+    overwrite: bool = False, callbacks: Sequence[Callback] = (), progress: bool | None = None,
+    with_alone: Literal["auto"] | bool | None = None, track: Sequence[str] = (),
+) -> History:  # fmt: skip
     """Run a configuration; ``out`` names the run folder.
 
     Parameters
@@ -160,9 +152,7 @@ def resume(
     """
     out = Path(out)
     if not (out / CONFIG).exists():
-        raise RunFolderError(
-            f"{out} holds no run to resume: {CONFIG} is missing. Start one with: equifed run"
-        )
+        raise RunFolderError(f"{out} holds no run to resume: {CONFIG} is missing; use equifed run.")
     if is_complete(out):
         return History.load(out)
     with _lock(out):
@@ -174,13 +164,12 @@ def resume(
         folder = RunFolder(out, built.federation.names, built.clients.group(), bool(more))
         if not any(folder.checkpoints.glob("*.json")):
             history = start(built, out, callbacks, more=bool(more))
-        elif told["data"].get("sha256") == built.provenance["data"].get("sha256"):
-            history = built.train(callbacks, folder, resume=True)
-        else:
+        elif told["data"].get("sha256") != built.provenance["data"].get("sha256"):
             raise RunFolderError(
-                f"{out} was trained on data that differ from what its configuration loads now; "
-                "start a new run."
+                f"{out} was trained on data that differ from those loaded now; start a new run."
             )
+        else:
+            history = built.train(callbacks, folder, resume=True)
         return add_beside(history, built, out, more) if more else history
 
 
@@ -233,14 +222,19 @@ def run_workers(count: int, arguments: Sequence[str]) -> int:
             running.append(subprocess.Popen(command, env=own, stdout=silent, stderr=silent))
         return _wait(running)
     finally:
-        _end(running)
+        for process in running:
+            if process.poll() is None:
+                process.terminate()
+        for process in running:
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]]) -> int:
     """Return the exit status of the group: 0 when all ended well, else that of who failed."""
-    while any(process.poll() is None for process in running):
-        if any(process.returncode for process in running):
-            break
+    while any(p.poll() is None for p in running) and not any(p.returncode for p in running):
         time.sleep(POLL_SECONDS)
     rank = next((r for r, process in enumerate(running) if process.poll()), None)
     if rank is None:
@@ -254,17 +248,6 @@ def _wait(running: Sequence[subprocess.Popen[bytes]]) -> int:
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
             print(f"Error: worker {rank} of {len(running)} {how}.", file=sys.stderr)
     return status if status > 0 else 1
-
-
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in running:
-        if process.poll() is None:
-            process.terminate()
-    for process in running:
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 def free_port() -> int:

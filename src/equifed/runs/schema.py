@@ -14,25 +14,22 @@ import inspect
 import json
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from equifed.runs import catalogue
 
 Table = dict[str, Any]
 Sizes = Sequence[int] | None
 
-NONE = "none"
-"""What a configuration says for no value, where the default is one: TOML has no word for it."""
-AUTO = "auto"  # what a configuration says for a local step size that is to be measured
-BY_SIZE = "size"
-"""What a configuration says where numbers per client are wanted: the clients' training samples."""
+NONE = "none"  # no value, where the default is one: TOML has no word for it
+AUTO = "auto"  # a local step size that is to be measured
+BY_SIZE = "size"  # where numbers per client are wanted: the clients' training samples
+# Settings of which one is given: it takes the place of a default of the other
 INSTEAD = {"steps": "epochs", "epochs": "steps"}
-"""Settings of which one is given: it takes the place of a default of the other."""
 
 
 class ConfigError(ValueError):
@@ -57,36 +54,17 @@ def blame(what: str, refused: Any = ValueError) -> Iterator[None]:
         raise ConfigError([f"{what}{problem}" for problem in problems]) from error
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One argument of a constructor: name, type, and default as a configuration has it."""
 
     name: str
     annotation: Any
     required: bool
+    parts: tuple[Any, ...]  # members of the type, if it is a union, or the type alone
+    section: str | None  # of the catalogue that it is chosen from, if it is
+    record: Any  # dataclass that it is an instance of, if it is one
+    takes_none: bool  # whether "none" stands for no value; where text is taken it is text
     default: Any = None
-
-    @cached_property
-    def parts(self) -> tuple[Any, ...]:
-        """Members of the type, if it is a union, or the type alone."""
-        return alternatives(self.annotation)
-
-    @cached_property
-    def section(self) -> str | None:
-        """Section of the catalogue that the argument is chosen from, if it is."""
-        names = [getattr(part, "__name__", "") for part in self.parts]
-        return next(filter(None, map(catalogue.KINDS.get, names)), None)
-
-    @cached_property
-    def record(self) -> Callable[..., Any] | None:
-        """Dataclass that the argument is an instance of, if it is one."""
-        records: Iterator[Any] = filter(dataclasses.is_dataclass, self.parts)
-        return next(records, None)
-
-    @cached_property
-    def takes_none(self) -> bool:
-        """Whether ``"none"`` stands for no value; where text is taken it is text."""
-        return types.NoneType in self.parts and str not in self.parts
 
 
 Settings = Mapping[str, Setting]
@@ -119,12 +97,16 @@ def settings(constructor: Callable[..., Any], given: tuple[str, ...] = ()) -> di
         if name in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         annotation = hints.get(name, parameter.annotation)
-        required = parameter.default is parameter.empty
-        setting = Setting(name, Any if annotation is parameter.empty else annotation, required)
+        annotation = Any if annotation is parameter.empty else annotation
+        parts, required = alternatives(annotation), parameter.default is parameter.empty
+        kinds = (catalogue.KINDS.get(getattr(part, "__name__", "")) for part in parts)
+        section, record = next(filter(None, kinds), None), filter(dataclasses.is_dataclass, parts)
+        none = types.NoneType in parts and str not in parts
+        setting = Setting(name, annotation, required, parts, section, next(record, None), none)
         if not required:
             factory = made.get(name, dataclasses.MISSING)
             usual = parameter.default if factory is dataclasses.MISSING else factory()
-            setting = dataclasses.replace(setting, default=describe(usual, setting))
+            setting = setting._replace(default=describe(usual, setting))
         out[name] = setting
     return out
 
@@ -171,6 +153,7 @@ def complete(given: Mapping[str, Any], default: Any) -> Table:
     return out
 
 
+# Plain types: what TOML has for them, and what messages call them
 PLAIN = {
     bool: ((bool,), "a boolean"),
     int: ((int,), "a whole number"),
@@ -179,7 +162,6 @@ PLAIN = {
     Path: ((str,), "a path"),
     types.NoneType: ((types.NoneType,), "nothing"),
 }
-"""Plain types: what TOML has for them, and what messages call them."""
 
 
 def mismatch(value: Any, annotation: Any) -> tuple[str, str] | None:
@@ -193,11 +175,10 @@ def mismatch(value: Any, annotation: Any) -> tuple[str, str] | None:
         return None if value in inside else ("", " or ".join(map(repr, inside)))
     if origin in (types.UnionType, typing.Union):
         wrong = [mismatch(value, part) for part in inside if part is not types.NoneType]
-        if None in wrong or (value is None and types.NoneType in inside):
-            return None
         found = [w for w in wrong if w is not None]
-        deeper = (w for w in found if w[0])
-        return next(deeper, ("", " or ".join(title for _, title in found)))
+        if len(found) < len(wrong) or (value is None and types.NoneType in inside):
+            return None
+        return next((w for w in found if w[0]), ("", " or ".join(title for _, title in found)))
     if origin not in (tuple, list, Sequence):
         return None
     if not isinstance(value, list | tuple):
@@ -226,13 +207,17 @@ def open_step(table: Table, wanted: Settings) -> Table:
 
 
 class Checker:
-    """Resolves tables and collects what is wrong with them."""
+    """Resolves tables and collects what is wrong with them.
 
-    def __init__(self, folder: Path | None = None, measures: bool = False) -> None:
-        self.folder, self.measures = folder, measures
-        self.problems: list[str] = []
-        self.code: dict[str, str] = {}
-        """Code that is not of this package: addresses as they were given, and their files."""
+    ``code`` is what is not of this package: addresses as they were given, and their files. Of a
+    table whose name is among the keys that are ``overridden`` what it lacks is left out.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, measures: bool = False, overridden: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.measures, self.overridden = folder, measures, overridden
+        self.problems, self.code = list[str](), dict[str, str]()
 
     def table(self, wanted: Settings, table: Any, path: str) -> Table:
         """Check a table against settings and fill in the defaults."""
@@ -247,7 +232,13 @@ class Checker:
             if name in table:
                 out[name] = self.value(setting, table[name], _join(path, name))
             elif setting.required:
-                self.problem(_join(path, name), f"is required: {expected(setting)}")
+                what = inspect.formatannotation(setting.annotation).replace("typing.", "")
+                if setting.section is not None:
+                    entries = catalogue.SECTIONS[setting.section].entries()
+                    what = f"one of the {setting.section} {', '.join(entries)}"
+                elif setting.record is not None:
+                    what = f"a table with {', '.join(settings(setting.record))}"
+                self.problem(_join(path, name), f"is required: {what}")
             elif setting.default is not None:
                 out[name] = copy.deepcopy(setting.default)
         return out
@@ -266,6 +257,8 @@ class Checker:
             return value
         if (wrong := mismatch(value, setting.annotation)) is not None:
             self.problem(path + wrong[0], f"must be {wrong[1]}; got {shown(value)}")
+        elif Path in setting.parts and isinstance(value, str) and self.folder is not None:
+            return str((self.folder / value).absolute())  # wherever the program is started
         return value
 
     def choice(
@@ -273,11 +266,10 @@ class Checker:
         default: Any = None,
     ) -> Table:  # fmt: skip
         """Check a table that has a name in a section of the catalogue; a name alone will do."""
-        table = {"name": value} if isinstance(value, str) else value
-        if not isinstance(table, Mapping):
+        if not isinstance(value, str | Mapping):
             self.problem(path, f"must be a table with a name; got {shown(value)}")
             return {}
-        table = complete(table, default)
+        table = complete({"name": value} if isinstance(value, str) else value, default)
         name = table.get("name")
         if not isinstance(name, str):
             choices = ", ".join(catalogue.SECTIONS[section].entries())
@@ -291,6 +283,12 @@ class Checker:
         if self.measures and section == "algorithms":
             table = open_step(table, wanted)
         rest = {key: entry for key, entry in table.items() if key != "name"}
+        if (renamed := _join(path, "name")) in self.overridden:
+            left = [k for k in rest if k not in wanted and _join(path, k) not in self.overridden]
+            rest = {key: entry for key, entry in rest.items() if key not in left}
+            if left:
+                what = f"--set {renamed}={name}: left out {', '.join(left)}, which {name} lacks."
+                warnings.warn(what, UserWarning, stacklevel=2)
         return {"name": table["name"], **self.table(wanted, rest, path)}
 
     def find(self, section: str, name: str, path: str) -> tuple[str, Settings] | None:
@@ -332,16 +330,6 @@ def _is_by_size(setting: Setting, value: Any) -> bool:
     return value == BY_SIZE and tuple[float, ...] in setting.parts
 
 
-def expected(setting: Setting) -> str:
-    """Say what a setting takes."""
-    if setting.section is not None:
-        section = catalogue.SECTIONS[setting.section]
-        return f"one of the {setting.section} {', '.join(section.entries())}"
-    if setting.record is not None:
-        return f"a table with {', '.join(settings(setting.record))}"
-    return inspect.formatannotation(setting.annotation).replace("typing.", "")
-
-
 def shown(value: Any) -> str:
     """Return a value as a message shows it, shortened."""
     return text if len(text := json.dumps(value, default=str)) <= 60 else text[:57] + "..."
@@ -361,8 +349,22 @@ def construct(
     """Call a constructor with a resolved table and what the program supplies."""
     arguments = {}
     for name, setting in settings(constructor, tuple(given)).items():
-        if name in table:
-            arguments[name] = _argument(setting, table[name], _join(path, name), sizes)
+        if name not in table:
+            continue
+        value, place = table[name], _join(path, name)
+        if value == NONE and setting.takes_none:
+            value = None
+        elif setting.section is not None:
+            value = choose(setting.section, value, place, sizes)
+        elif setting.record is not None:
+            value = construct(setting.record, value, place, sizes)
+        elif name == "lr" and value == AUTO:
+            value = 1.0  # until it is measured
+        elif _is_by_size(setting, value):
+            value = None if sizes is None else tuple(float(size) for size in sizes)
+        elif isinstance(value, list):
+            value = tuple(value)
+        arguments[name] = value
     try:
         return constructor(**given, **arguments)
     except ConfigError:
@@ -377,17 +379,3 @@ def choose(section: str, table: Table, path: str, sizes: Sizes = None, **given: 
     if (lack := catalogue.SECTIONS[section].lack(made)) is not None:
         raise ConfigError([_at(_join(path, "name"), f"{table['name']} {lack}")])
     return made
-
-
-def _argument(setting: Setting, value: Any, path: str, sizes: Sizes) -> Any:
-    if value == NONE and setting.takes_none:
-        return None
-    if setting.section is not None:
-        return choose(setting.section, value, path, sizes)
-    if setting.record is not None:
-        return construct(setting.record, value, path, sizes)
-    if setting.name == "lr" and value == AUTO:
-        return 1.0  # until it is measured
-    if _is_by_size(setting, value):
-        return None if sizes is None else tuple(float(size) for size in sizes)
-    return tuple(value) if isinstance(value, list) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.data import Federation, Split
 from equifed.data.columns import name_key, name_values
-from equifed.data.federation import Federation
-from equifed.data.split import Split
 from equifed.engines.simulate import simulate
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import fitted_loss, squared
@@ -33,82 +32,36 @@ from equifed.training.final_model import StopWhen
 from equifed.training.loop import train
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Samples sorted by client."""
+def _sort_rows(
+    X: Array, y: Array, clients: ArrayLike | None, weights: Array | None
+) -> tuple[tuple[str, ...], Array, Split, Array]:
+    """Return names of clients in order of appearance, clients, rows by client, what these count.
 
-    names: tuple[str, ...]  # of the clients, in order of appearance
-    clients: Array  # as they were given
-    inputs: Array
-    targets: Array
-    counts: Array  # rows of each client
-    weights: Array | None  # what each row counts, all above zero; None: one
-
-    @classmethod
-    def sort(cls, X: Array, y: Array, clients: ArrayLike | None, weights: Array | None) -> Rows:
-        """Sort rows by client; those that count nothing are left out."""
-        owners = _check_clients(clients, X)
-        names = name_values(owners, "clients")
-        known = list(names)
-        place = np.array([known.index(name_key(owner)) for owner in owners], dtype=np.int64)
-        order = np.argsort(place, kind="stable")
-        if weights is not None:
-            order = order[weights[order] > 0]
-        counts = np.bincount(place[order], minlength=len(known))
-        if not counts.all():
-            who = list(names.values())[int(np.flatnonzero(counts == 0)[0])]
-            raise ValueError(
-                f"sample_weight: client {who!r} has no row that counts more than zero; leave its "
-                "rows out."
-            )
-        first = [int(np.argmax(place == k)) for k in range(len(known))]
-        chosen = None if weights is None else weights[order]
-        return cls(tuple(names.values()), owners[first], X[order], y[order], counts, chosen)
-
-    @property
-    def sizes(self) -> Array:
-        """Return what the rows of each client count together."""
-        if self.weights is None:
-            return self.counts
-        return np.add.reduceat(self.weights, np.cumsum(self.counts) - self.counts)
-
-    def split(self) -> Split:
-        """Return the rows as a federation has them; weights are a last column of the targets."""
-        offsets = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
-        if self.weights is None:
-            return Split(self.inputs, self.targets, offsets)
-        # So that a client's plain mean of weighted losses is its weighted mean.
-        share = self.weights * np.repeat(self.counts / self.sizes, self.counts)
-        values = self.targets.reshape(len(self.targets), -1).astype(np.float64)
-        return Split(self.inputs, np.concatenate([values, share[:, None]], axis=1), offsets)
-
-
-def check_own(own: Any, clients: ArrayLike | None, weights: Array | None) -> None:
-    """Refuse own parts of nobody, and of rows that count differently."""
-    if own is None:
-        return
-    if clients is None:
-        raise ValueError(
-            f"own={own!r} needs clients: pass the client of every row, "
-            "fit(X, y, clients=...), or leave own out."
-        )
+    Rows that count nothing are left out; weights are a last column of the targets.
+    """
+    owners = _check_clients(clients, X)
+    names = name_values(owners, "clients")
+    known = list(names)
+    place = np.array([known.index(name_key(owner)) for owner in owners], dtype=np.int64)
+    order = np.argsort(place, kind="stable")
     if weights is not None:
+        order = order[weights[order] > 0]
+    counts = np.bincount(place[order], minlength=len(known))
+    if not counts.all():
+        who = list(names.values())[int(np.flatnonzero(counts == 0)[0])]
         raise ValueError(
-            f"own={own!r} and sample_weight do not go together; leave one of them out."
+            f"sample_weight: client {who!r} has no row that counts more than zero; leave its "
+            "rows out."
         )
-
-
-def check_weights(sample_weight: ArrayLike | None, X: Array) -> Array | None:
-    """Return what each row counts; None if all count the same."""
-    if sample_weight is None:
-        return None
-    weights = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
-    if weights.min() < 0 or not weights.max() > 0:
-        raise ValueError(
-            "sample_weight must not be negative and not zero everywhere, got a smallest of "
-            f"{weights.min():g} and a largest of {weights.max():g}."
-        )
-    return None if (weights == weights[0]).all() else weights
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    targets, sizes = y[order], counts
+    if weights is not None:  # a client's plain mean of weighted losses is its weighted mean
+        sizes = np.add.reduceat(weights[order], offsets[:-1])
+        share = weights[order] * np.repeat(counts / sizes, counts)
+        values = targets.reshape(len(targets), -1).astype(np.float64)
+        targets = np.concatenate([values, share[:, None]], axis=1)
+    first = [int(np.argmax(place == k)) for k in range(len(known))]
+    return tuple(names.values()), owners[first], Split(X[order], targets, offsets), sizes
 
 
 def _check_clients(clients: ArrayLike | None, X: Array) -> Array:
@@ -118,8 +71,7 @@ def _check_clients(clients: ArrayLike | None, X: Array) -> Array:
     check_consistent_length(X, clients)
     owners = np.empty(len(X), dtype=object)
     owners[:] = list(np.asarray(clients, dtype=object).tolist())
-    bad = [k for k, owner in enumerate(owners) if owner is None or owner != owner]
-    if bad:
+    if bad := [k for k, owner in enumerate(owners) if owner is None or owner != owner]:
         raise ValueError(
             f"clients: row {bad[0]} has no client ({owners[bad[0]]!r}), nor have "
             f"{len(bad) - 1} others; every row needs one."
@@ -133,31 +85,15 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     _checks: ClassVar[dict[str, bool]] = {}  # of y
 
     def __init__(
-        self,
-        *,
-        objective: str | Mapping[str, Any] | SaddleObjective = "auto",
+        self, *, objective: str | Mapping[str, Any] | SaddleObjective = "auto",
         algorithm: str | Mapping[str, Any] | AnyAlgorithm = "auto",
-        model: str | nn.Module = "linear",
-        l2: float = 1e-3,
-        fit_intercept: bool = True,
-        rounds: int = 200,
-        tol: float = 1e-10,
-        random_state: int | np.random.RandomState | None = 0,
-        own: str | Sequence[str] | None = None,
-        own_l2: float | None = None,
-        privacy: Any = None,
-    ) -> None:
-        self.privacy = privacy
-        self.own = own
-        self.own_l2 = own_l2
-        self.objective = objective
-        self.algorithm = algorithm
-        self.model = model
-        self.l2 = l2
-        self.fit_intercept = fit_intercept
-        self.rounds = rounds
-        self.tol = tol
-        self.random_state = random_state
+        model: str | nn.Module = "linear", l2: float = 1e-3, fit_intercept: bool = True,
+        rounds: int = 200, tol: float = 1e-10, random_state: int | np.random.RandomState | None = 0,
+        own: str | Sequence[str] | None = None, own_l2: float | None = None, privacy: Any = None,
+    ) -> None:  # fmt: skip
+        self.objective, self.algorithm, self.model, self.l2 = objective, algorithm, model, l2
+        self.fit_intercept, self.rounds, self.tol = fit_intercept, rounds, tol
+        self.random_state, self.own, self.own_l2, self.privacy = random_state, own, own_l2, privacy
 
     def fit(
         self,
@@ -168,63 +104,68 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     ) -> Self:
         """Fit to rows X and y; ``clients`` says whose row it is, None: all of one."""
         inputs, given = validate_data(self, X, y, dtype=np.float64, **self._checks)
-        weights = check_weights(sample_weight, inputs)
+        weights = None
+        if sample_weight is not None:
+            weights = np.asarray(_check_sample_weight(sample_weight, inputs, dtype=np.float64))
+            if weights.min() < 0 or not weights.max() > 0:
+                raise ValueError(
+                    "sample_weight must not be negative and not zero everywhere, got a smallest "
+                    f"of {weights.min():g} and a largest of {weights.max():g}."
+                )
+            weights = None if (weights == weights[0]).all() else weights
         targets = self._read_targets(given, weights)
-        check_own(self.own, clients, weights)
-        solving.check_parameters(self.l2, self.rounds, self.tol)
-        if self.privacy is not None and weights is not None:
+        if self.own is not None and clients is None:
             raise ValueError(
-                "privacy and sample_weight do not go together: no bound is declared on what a row "
-                "counts; leave one of them out."
+                f"own={self.own!r} needs clients: pass the client of every row, "
+                "fit(X, y, clients=...), or leave own out."
             )
-        self._train(Rows.sort(inputs, targets, clients, weights))
+        for name in ("own", "privacy"):  # no bound is declared on what a row counts
+            if getattr(self, name) is not None and weights is not None:
+                given = f"{name}={getattr(self, name)!r:.40}"
+                raise ValueError(f"{given} and sample_weight do not go together; leave one out.")
+        solving.check_parameters(self.l2, self.rounds, self.tol)
+        self._train(*_sort_rows(inputs, targets, clients, weights), weights is not None)
         return self
 
-    def _train(self, rows: Rows) -> None:
+    def _train(
+        self, names: tuple[str, ...], clients: Array, rows: Split, sizes: Array, weighted: bool
+    ) -> None:
         """Train on checked rows and set the fitted attributes."""
-        seed = self.random_state
+        seed, inputs = self.random_state, rows.inputs
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
-        loss, outputs, about = self._choose_loss(rows.inputs)
-        labels, weighted = "classes" in about, rows.weights is not None
+        seed = int(seed)
+        loss, outputs, about = self._choose_loss(inputs)
+        labels = "classes" in about
         classes = len(about["classes"]) if labels and not weighted else None
-        module = solving.build_module(self.model, rows.inputs.shape[1], outputs, self.fit_intercept)
-        data = Federation("fit", rows.names, rows.split(), classes=classes)
-        chosen = self._choose(data, int(seed), weighted)
+        module = solving.build_module(self.model, inputs.shape[1], outputs, self.fit_intercept)
+        data = Federation("fit", names, rows, classes=classes)
+        chosen = self._choose(data, seed, weighted)
+        objective, counted = chosen.pop("objective"), solving.SampleWeighted(loss, labels)
         engine = simulate(
-            data,
-            module,
-            solving.SampleWeighted(loss, labels) if weighted else loss,
-            l2=chosen["l2"],
-            penalise="weights",
-            dtype=torch.float64,
-            init="fresh" if isinstance(self.model, str) else "given",
-            own=chosen["own"],
-            own_l2=chosen["own_l2"],
-            privacy=self.privacy,
-        )
-        algorithm = solving.build_algorithm(
-            self.algorithm, chosen["objective"], engine, rows.sizes, int(seed)
-        )
+            data, module, counted if weighted else loss, penalise="weights", dtype=torch.float64,
+            init="fresh" if isinstance(self.model, str) else "given", privacy=self.privacy,
+            **chosen,
+        )  # fmt: skip
+        algorithm = solving.build_algorithm(self.algorithm, objective, engine, sizes, seed)
+        # under privacy nothing is asked that is not paid for
+        plan: dict[str, Any] = {"rounds": getattr(self.privacy, "rounds", 0), "evaluate": ()}
         if self.privacy is None:
             exact = isinstance(algorithm, FairNewton)
-            plan: dict[str, Any] = {"rounds": self.rounds, "evaluate": ("train",)}
             stop = solving.StopAtDecrement(self.tol) if exact else StopWhen(at_gap=self.tol)
-            plan |= {"every": self.rounds, "stop": [stop]}
-        else:  # nothing is asked that is not paid for
-            plan = {"rounds": self.privacy.rounds, "evaluate": ()}
-        self.history_ = train(algorithm, engine, seed=int(seed), progress=False, **plan)
+            plan = {"rounds": self.rounds, "evaluate": ("train",), "every": self.rounds}
+            plan["stop"] = [stop]
+        self.history_ = train(algorithm, engine, seed=seed, progress=False, **plan)
         if self.privacy is None:
             solving.warn_if_unfinished(self.history_, algorithm, engine, self.tol)
-        self.n_iter_ = len(self.history_.rounds)
-        self.clients_ = rows.clients
-        self._names = {name_key(c): n for c, n in zip(rows.clients, rows.names, strict=True)}
+        self.n_iter_, self.clients_ = len(self.history_.rounds), clients
+        self._names = {name_key(c): n for c, n in zip(clients, names, strict=True)}
         self.client_weights_ = self.history_.weights[self.history_.rounds[-1].round]
         self._set_model(module, labels)
         # The history predicts what the estimator predicts, by name and without weights.
-        about |= {"clients": rows.names, "own": self.history_.own or {}, "loss": fitted_loss(loss)}
+        about |= {"clients": names, "own": self.history_.own or {}, "loss": fitted_loss(loss)}
         about |= {} if engine.own is None else {"own_l2": engine.own.l2}
-        self.history_.trained = Predictor(self.model_, rows.inputs.shape[1:], **about)
+        self.history_.trained = Predictor(self.model_, inputs.shape[1:], **about)
         if about["own"]:
             self.own_ = {name: part.numpy().copy() for name, part in about["own"].items()}
 
@@ -354,9 +295,7 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         self.classes_, codes = np.unique(labels, return_inverse=True)
         present = np.unique(labels if weights is None else labels[weights > 0])
         if len(present) < 2:
-            raise ValueError(
-                f"FairClassifier needs rows of at least 2 classes, got one class: {present[0]!r}."
-            )
+            raise ValueError(f"FairClassifier needs 2 classes, got one class: {present[0]!r}.")
         return codes.astype(np.int64)
 
     def _choose_loss(self, inputs: Array) -> tuple[solving.Loss, int, dict[str, Any]]:

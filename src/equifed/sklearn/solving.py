@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from equifed.algorithms.around import unwrap
 from equifed.algorithms.fair_newton import FairNewton
-from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.streams import Stream
+from equifed.contract import AnyAlgorithm, Stream
 from equifed.engines.simulate import Simulated
 from equifed.models.architectures import build
 from equifed.models.curvature import linear_layer
@@ -34,12 +33,10 @@ from equifed.training.history import History
 Array = NDArray[Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 NUMBER = float | int | np.floating | np.integer
-LINEAR = ("linear", "logistic")
-"""Models with an intercept that can be left out."""
-STUCK = 1e-5
-"""A decrement that rounding alone may leave."""
+LINEAR = ("linear", "logistic")  # models with an intercept that can be left out
+STUCK = 1e-5  # a decrement that rounding alone may leave
+# Rounds of one objective after which rounding alone moves it, and relative rounding
 STILL, EPSILON = 5, 1e-15
-"""Rounds of one objective after which rounding alone moves it, and relative rounding."""
 
 
 @dataclass(frozen=True)
@@ -94,32 +91,26 @@ def warn_if_unfinished(
 ) -> None:
     """Warn where training ended before it had reached its tolerance."""
     left = relative_decrement(history)
-    if left is None:
-        left = _estimate_gap(history, algorithm, engine, tol) or 0.0
-        reason = f"the objective can still fall by about {left:.2g}"
-    else:
+    if left is not None:
         tol = max(tol, STUCK)
         reason = f"the step that is left is {left:.2g} of the root of the objective"
-    if left > tol:
+    else:
+        proof = history.certificate()
+        objective: Any = getattr(unwrap(algorithm), "objective", None)
+        left = proof["gap"] if isinstance(proof, dict) else None
+        if (left is None or left > tol) and _solves(engine, objective):
+            # no certificate that is good enough: what a step of FairNewton gains
+            solver = FairNewton(objective, "full")
+            state = solver.init(engine, engine.flatten(history.parameters or {}))
+            state = replace(state, weights=history.weights[history.rounds[-1].round])
+            info = solver.round(state, engine, Stream(0))[1]
+            left = info.numbers["decrement"] ** 2 / 2
+        reason = f"the objective can still fall by about {left or 0.0:.2g}"
+    if (left or 0.0) > tol:
         cure = "give more rounds, a larger tol, or features of similar scales (StandardScaler)"
         rounds = f"Training ended after {len(history.rounds)} rounds"
         message = f"{rounds} before it converged: {reason}; {cure}."
         warnings.warn(message, ConvergenceWarning, stacklevel=4)
-
-
-def _estimate_gap(
-    history: History, algorithm: AnyAlgorithm, engine: Simulated, tol: float
-) -> float | None:
-    """Return a certificate that is good enough, else what a step of FairNewton gains."""
-    proof = history.certificate()
-    objective: Any = getattr(unwrap(algorithm), "objective", None)
-    gap = proof["gap"] if isinstance(proof, dict) else None
-    if (gap is not None and gap <= tol) or not _solves(engine, objective):
-        return gap
-    solver = FairNewton(objective, "full")
-    state = solver.init(engine, engine.flatten(history.parameters or {}))
-    state = replace(state, weights=history.weights[history.rounds[-1].round])
-    return solver.round(state, engine, Stream(0))[1].numbers["decrement"] ** 2 / 2
 
 
 def _solves(engine: Simulated, objective: Any) -> bool:
@@ -144,12 +135,12 @@ def build_module(
     model: str | nn.Module, features: int, outputs: int, fit_intercept: bool
 ) -> nn.Module:
     """Return the module that a model stands for."""
-    if isinstance(model, str) and model in LINEAR:
-        return build(model, (features,), outputs, bias=bool(fit_intercept))
-    if not fit_intercept:
+    linear = isinstance(model, str) and model in LINEAR
+    if not (fit_intercept or linear):
         raise ValueError(f"fit_intercept=False is for the models {' and '.join(LINEAR)} alone.")
     if isinstance(model, str):
-        return build(model, (features,), outputs)
+        params = {"bias": bool(fit_intercept)} if linear else {}
+        return build(model, (features,), outputs, **params)
     if isinstance(model, nn.Module):
         return model
     raise ValueError(f"model is a name or a torch module, got {model!r:.60}.")
