@@ -206,8 +206,6 @@ def test_what_is_not_planned_is_refused_by_name():
     site = make_site(model, rows, planned=Planned(gradients=1))
     with pytest.raises(Unanswered, match="north: losses are not in the plan"):
         site.losses(torch.zeros(model.size, dtype=torch.float64))
-    with pytest.raises(Unanswered, match="'label_shares'"):
-        site.label_shares()
     assert site.ledger.entries == []
     with pytest.raises(Unanswered, match="gradient="):
         make_site(make_model("network", cross_entropy, 3), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from equifed.contract.arrays import check_settings
@@ -24,8 +24,7 @@ MECHANISMS = {
     "steps": Mechanism("gradient of a local step", 3.0),
     "updates": Mechanism("sum of updates", 0.0),  # at the server, of whole clients
 }
-IDLE = 0.1
-"""Part of losses that are recorded but decide nothing."""
+IDLE = 0.1  # part of losses that are recorded but decide nothing
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,11 @@ class Bounds:
 
     def __post_init__(self) -> None:
         bounds = dict.fromkeys(("epsilon", "rows", "loss", "gradient"), "(0, inf)")
-        check_settings(self, **bounds, rounds="[1, inf)", most_rows="[1, inf)", unit=get_args(Unit))
-        check_settings(self, preparation=("refused", "public"))
+        bounds |= dict.fromkeys(("rounds", "most_rows"), "[1, inf)")
+        check_settings(self, unit=get_args(Unit), preparation=("refused", "public"), **bounds)
         check_delta(self.delta)
-        for name in ("rounds", "most_rows"):
-            if (value := getattr(self, name)) != int(value):
-                raise ValueError(f"Privacy {name} must be a whole number, got {value}.")
         if self.most_rows > 1 and self.unit == "record":
-            raise ValueError(
-                f"Privacy most_rows={self.most_rows} applies to persons; use unit='person'."
-            )
+            raise ValueError(f"Privacy most_rows={self.most_rows} needs unit='person'.")
 
     def split(self, planned: Planned) -> dict[str, float]:
         """Return the share of mu^2 of every kind that is asked."""
@@ -90,12 +84,12 @@ class Bounds:
 
         Where steps are about a sample of the rows an accountant finds the common factor.
         """
-        shares, asked = self.split(planned), planned.counts()
-        per = {kind: planned.q if kind == "steps" else 1.0 for kind in shares}
-        raw = {kind: per[kind] * math.sqrt(asked[kind] / shares[kind]) for kind in shares}
-        each = tuple((raw[kind], per[kind], asked[kind]) for kind in shares)
-        factor = find_factor(self.epsilon, self.delta, each)
-        return {kind: factor * value / math.sqrt(planned.part) for kind, value in raw.items()}
+        shares, each = self.split(planned), {}
+        for kind, times in planned.counts().items():
+            q = planned.q if kind == "steps" else 1.0
+            each[kind] = q * math.sqrt(times / shares[kind]), q, times
+        factor = find_factor(self.epsilon, self.delta, tuple(each.values()))
+        return {kind: factor * raw / math.sqrt(planned.part) for kind, (raw, *_) in each.items()}
 
     def reach(self, slope: float = 1.0, bias: bool = True, squared: bool = False) -> dict[str, Any]:
         """Return how far another row moves the sum of each kind of answer, at most.
@@ -110,22 +104,23 @@ class Bounds:
         return moved | dict.fromkeys(("gradients", "steps"), 2 * longest)
 
     def price(
-        self, kind: str, reach: float, scale: float, size: int, count: int, *,
+        self, kind: str, planned: Planned, reach: float, size: int, count: int | None = None,
         steps: int = 1, slack: float = 1.0,
     ) -> Entry:  # fmt: skip
-        """Return what answers cost that are about ``count`` of a client's ``size`` rows."""
-        moved = reach / count * self.most_rows
+        """Return what answers of a planned kind cost, of a client with ``size`` rows.
+
+        They are about ``count`` of them, by default as many as planned.
+        """
+        count = count or (round(planned.q * size) if kind == "steps" else size)
+        moved, scale = reach / count * self.most_rows, self.multipliers(planned)[kind]
         return Entry(kind, moved * slack, scale * moved * slack, count / size, steps)
 
     def describe(self) -> str:
         """Say what is protected, and by what budget."""
-        whose = "row" if self.unit == "record" else "person"
-        return (
-            f"Privacy: every {whose} of a client has epsilon {self.epsilon:g} at delta "
-            f"{self.delta:g} by noise added at the client"
-        )
+        whose = f"every {'row' if self.unit == 'record' else 'person'} of a client"
+        budget = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+        return f"Privacy: {whose} has {budget} by noise added at the client"
 
     def to_dict(self) -> dict[str, object]:
         """Return the settings as a configuration has them, without what is not given."""
-        held = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in held.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}

@@ -1,7 +1,6 @@
 """Simulated clients that keep their rows private: every answer about rows is that of a site.
 
-Noise comes from the run's stream, so that runs can be repeated. What a simulation is told of test
-rows is its own and no client's answer: a real federation would pay for it.
+What a simulation is told of test rows is its own: a real federation would pay for it.
 """
 
 from __future__ import annotations
@@ -16,61 +15,52 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Losses, Weights
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
+from equifed.contract import ClientVectors, Curvature, Evaluation, Losses, Stream, Weights
+from equifed.contract.curvature import CurvatureSum, Form
+from equifed.contract.evaluation import SPLITS, Details, SampleMetric
 from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
-from equifed.data.federation import Federation
+from equifed.data import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.loop import LoopClients, Result, walk_client
 from equifed.engines.ordered_sums import DenseVectors, to_numpy
 from equifed.models.curvature import check_sum_weights, find_places
 from equifed.models.flat import FlatModel, as_data
-from equifed.models.losses import SampleLoss
+from equifed.models.losses import DERIVATIVES, SampleLoss
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Ledger, Unit  # noqa: F401
 from equifed.privacy.noise import Noise, make_noise
 from equifed.privacy.plan import count_questions
-from equifed.privacy.site import BEND, PrivateSite, Unanswered, linear_loss
+from equifed.privacy.site import PrivateSite, Unanswered, linear_loss, refuse
 
+# Eigenvalues of summed curvature are at least so many times root(q) of the noise's deviation
 FLOOR = 4.0
-"""Eigenvalues of summed curvature are at least so many times root(q) of the noise's deviation."""
-
 UNPAID = "Evaluation on test rows is the simulation's own and costs nothing here."
 NOISED = "what clients answer carries noise for privacy, so nothing is proved about their rows"
 
 
 class PrivateClients(LoopClients):
-    """Clients of which each is a :class:`PrivateSite`; see :func:`equifed.simulate`.
-
-    Ledgers are those of these clients: a second run on them goes on spending the same budget.
-    """
+    """Clients of which each is a :class:`PrivateSite`; a second run spends the same ledgers."""
 
     def __init__(
         self, data: Federation, model: nn.Module | str, loss: SampleLoss | str = "auto", *,
         privacy: Bounds, **given: Any,
     ) -> None:  # fmt: skip
-        why = None
-        if data.preparation is not None and privacy.preparation == "refused":
-            why = (
-                "These data were prepared with scales and categories read from their "
-                "rows, outside the budget. If these are public, set Privacy(preparation='public'), "
-                "or equifed fit --public-preparation."
-            )
-        elif given.get("own_steps") == "alternating":
-            why = "own_steps='alternating' steps twice, one time unpaid; use 'joint'."
-        elif data.layout is not None:
-            why = "Privacy clips the length of a sample, so samples must be single arrays."
-        if why is not None:
-            raise Unanswered(why)
+        prepared = data.preparation is not None and privacy.preparation == "refused"
+        twice, several = given.get("own_steps") == "alternating", data.layout is not None
+        reasons = {
+            "These data were prepared with scales and categories read from their rows, outside the "
+            "budget. If these are public, set Privacy(preparation='public'), or equifed fit "
+            "--public-preparation.": prepared,
+            "own_steps='alternating' steps twice, one time unpaid; use 'joint'.": twice,
+            "Privacy clips the length of a sample, so samples must be single arrays.": several,
+        }
+        refuse(reasons)
         super().__init__(data, model, loss, **given)
         PrivateSite.check(privacy, self.model)
-        self.privacy = privacy
-        budget = privacy.epsilon, privacy.delta
+        self.privacy, budget = privacy, (privacy.epsilon, privacy.delta)
         self.ledgers = [Ledger(*budget, unit=privacy.unit, name=name) for name in self.names]
         self._sites: list[PrivateSite] = []  # made when it is known what will be asked
-        self._lent = ""
+        self._lent = ""  # what is known of a plan of whoever lent the sites
 
     @override
     def adds_noise(self) -> bool:
@@ -83,39 +73,34 @@ class PrivateClients(LoopClients):
     @override
     def expect(self, algorithm: Any, rounds: int, stream: Stream, done: int = 0) -> str:
         privacy = self.privacy
-        if self._lent:  # planned by whoever lent the sites
+        if self._lent:
             return self._lent
         if rounds > privacy.rounds:
             raise ValueError(
                 f"rounds={rounds}, but the privacy budget is split over {privacy.rounds}: say "
                 f"Privacy(rounds={rounds})."
             )
-        if done and privacy.secret:
-            raise Unanswered(
-                f"Secret noise of the first {done} rounds cannot be drawn again, so what they told "
-                "would be told twice; start the run anew."
-            )
         plan = count_questions(algorithm, privacy.rounds, self._sizes)
         if linear_loss(self.model) == "squared":  # all follows from moments
             plan = [Planned(moments=1)] * len(plan)
         steps: Any = getattr(getattr(algorithm, "algorithm", algorithm), "steps", None)
         measured = hasattr(steps, "smoothness") and steps.smoothness is None
-        if measured and any(one.steps for one in plan) and isinstance(self.curvature(), str):
-            raise Unanswered(
-                "Automatic step sizes measure the clients' smoothness, which has no share of the "
-                "budget; give steps=AutoSteps(smoothness=...) or ConstantSteps(...)."
-            )
-        self._sites = [
-            self.make_site(i, ledger, make_noise(stream.at("privacy", i), privacy.secret), planned)
-            for i, (ledger, planned) in enumerate(zip(self.ledgers, plan, strict=True))
-        ]
-        for site, planned in zip(self._sites, plan, strict=True):
+        measured = measured and any(one.steps for one in plan) and isinstance(self.curvature(), str)
+        reasons = {
+            f"Secret noise of the first {done} rounds cannot be drawn again, so what they told "
+            "would be told twice; start the run anew.": done and privacy.secret,
+            "Automatic step sizes measure the clients' smoothness, which has no share of the "
+            "budget; give steps=AutoSteps(smoothness=...) or ConstantSteps(...).": measured,
+        }
+        refuse(reasons)
+        self._sites = []
+        for i, (ledger, planned) in enumerate(zip(self.ledgers, plan, strict=True)):
+            noise = make_noise(stream.at("privacy", i), privacy.secret)
+            self._sites.append(self.make_site(i, ledger, noise, planned))
             for kind, count in planned.counts().items():  # what rounds before a resumed one told
                 if told := 0 if kind == "moments" else count * done // privacy.rounds:
-                    rows = round(planned.q * site.size) if kind == "steps" else None
-                    site.enter(kind, told, rows)
-        shares = privacy.split(plan[0]).items()
-        parts = ", ".join(f"{kind} {share:.0%}" for kind, share in shares)
+                    self._sites[i].enter(kind, told)
+        parts = ", ".join(f"{kind} {share:.0%}" for kind, share in privacy.split(plan[0]).items())
         return f"{privacy.describe()} ({parts} of mu^2). {UNPAID}"
 
     def make_site(
@@ -123,10 +108,10 @@ class PrivateClients(LoopClients):
         like: PrivateSite | None = None,
     ) -> PrivateSite:  # fmt: skip
         """Return what answers about one client's rows of a split; ``like`` told their moments."""
-        given = getattr(self._federation, split).client(i)
-        x, y = (as_data(part, self.model.dtype, self.model.device) for part in given)
+        model, rows = self.model, getattr(self._federation, split).client(i)
+        x, y = (as_data(part, model.dtype, model.device) for part in rows)
         own_l2 = None if self.own is None else self.own.strength(int(self._sizes[i]))
-        site = PrivateSite(self.privacy, ledger, self.model, x, y, noise, planned, own_l2)
+        site = PrivateSite(self.privacy, ledger, model, x, y, noise, planned, own_l2)
         if like is not None:
             site.share_moments(like)
         return site
@@ -144,19 +129,16 @@ class PrivateClients(LoopClients):
             )
         return self._sites[int(self.index[k])]
 
-    # -- own parts: kept at the site, moved by what they are told with noise ----------------------
-
     @override
     def remembers_own(self) -> bool:
         return self.own is not None
 
     @override
     def rows_of_own(self, x: Tensor) -> Tensor:
-        rows = self.own_rows.start
-        if not self._sites:
-            return rows
-        pairs = zip(self._sites, rows, strict=True)
-        return torch.stack([site.uncentre(torch.cat([x, own]))[len(x) :] for site, own in pairs])
+        rows = [torch.cat([x, own]) for own in self.own_rows.start]
+        if self._sites:
+            rows = [site.uncentre(row) for site, row in zip(self._sites, rows, strict=True)]
+        return torch.stack(rows)[:, len(x) :]
 
     def _with_own(self, x: Tensor, k: int) -> Tensor:
         return x if self.own is None else torch.cat([x, self.own_rows.start[self.index[k]]])
@@ -172,8 +154,6 @@ class PrivateClients(LoopClients):
     @override
     def evaluate_shared(self, x: Tensor, splits: Sequence[str]) -> list[Evaluation]:
         return super().evaluate_shared(x, [split for split in splits if split == "test"])
-
-    # -- the verbs --------------------------------------------------------------------------------
 
     @override
     def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
@@ -222,20 +202,19 @@ class PrivateClients(LoopClients):
             found["displacement"] = torch.cat([found["displacement"], start - own])
         return found
 
-    # -- second derivatives -----------------------------------------------------------------------
-
     @override
     def curvature(self) -> Curvature | str:
-        linear = linear_loss(self.model) is not None  # also with an own bias
-        return self.find_curvature() if linear else super().curvature()
+        known = linear_loss(self.model) is not None  # also with an own bias
+        return self.find_curvature() if known else super().curvature()
 
     @override
     def find_curvature(self) -> Curvature:
         """Return bounds that follow from what is declared."""
-        n, loss, l2 = len(self.names), linear_loss(self.model), self.model.l2
+        loss, l2, ones = linear_loss(self.model), self.model.l2, np.ones(len(self.names))
         convex = 0.0 if self.model.penalised is not None else l2
-        steep = math.inf if loss is None else BEND[loss] * (self.privacy.rows**2 + 1) + l2
-        return Curvature(np.full(n, steep), np.full(n, convex), loss is not None, lowest=0.0)
+        bend = math.inf if loss is None else DERIVATIVES[loss].steepest
+        steep = bend * (self.privacy.rows**2 + 1) + l2
+        return Curvature(steep * ones, convex * ones, loss is not None, lowest=0.0)
 
     @override
     def curvature_sum(
@@ -254,18 +233,16 @@ class PrivateClients(LoopClients):
     def inexactness(self, x: Tensor) -> str:
         return NOISED
 
-    # -- questions of training --------------------------------------------------------------------
-
     @override
     def evaluate(
         self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
     ) -> list[Evaluation]:
-        known = [split for split in splits if getattr(self._federation, split) is not None]
-        if asked := [split for split in known if split != "test"]:
-            raise Unanswered(
-                f"Evaluation on {asked[0]} rows is an answer about them that has no share of the "
-                "budget; evaluate=['test'] is the simulation's own."
-            )
+        for split in splits:
+            if split != "test" and getattr(self._federation, split) is not None:
+                raise Unanswered(
+                    f"Evaluation on {split} rows is an answer about them that has no share of the "
+                    "budget; evaluate=['test'] is the simulation's own."
+                )
         return super().evaluate(x, splits, metrics)
 
     @override
@@ -286,20 +263,16 @@ class PrivateClients(LoopClients):
 
 def describe_noised_own(clients: TorchClients) -> str | None:
     """Say what own parts are and how they are found, if there are any."""
-    if (own := clients.own) is None:
-        return None
-    told = f"own part {', '.join(own.names)}, moved by its own noised gradients alone"
-    return f"{told}; {own.penalty}; {clients.model.own_size} numbers per client"
+    own, size = clients.own, f"{clients.model.own_size} numbers per client"
+    how = "moved by its own noised gradients alone"
+    return None if own is None else f"own part {', '.join(own.names)}, {how}; {own.penalty}; {size}"
 
 
 def settle_sum(
     model: FlatModel, weights: Weights, total: Tensor, deviations: Sequence[float], form: Form,
     thin: Tensor | None,
 ) -> CurvatureSum:  # fmt: skip
-    """Return a sum of noised Hessians, one block for all outputs, as one that is safely positive.
-
-    ``deviations`` are those of the terms' noise; the penalty is added here.
-    """
+    """Return a sum of noised Hessians, one block for all outputs, safely positive, penalised."""
     floor = FLOOR * math.sqrt(len(total)) * float(np.linalg.norm(deviations))
     values, axes = torch.linalg.eigh(total)
     places, penalty = find_places(model), model.l2 * float(weights.sum())
@@ -320,41 +293,36 @@ class Privacy(Bounds):
     r"""Differential privacy of every row of a client: bounds that are declared, and a budget.
 
     Whatever a client says of its rows is clipped row by row and gets Gaussian noise before it
-    leaves, so neither the server nor another client is trusted. A ledger counts the answers; one
-    that would exceed the budget is refused.
-
-    An answer with sensitivity D and noise of deviation sigma costs :math:`(D/\sigma)^2` of
-    :math:`\mu^2`, which follows from epsilon and delta. A kind of answer with the share s of it,
-    asked n times, has :math:`\sigma = D \sqrt{n/s} / \mu`. The moments' and the losses' shares are
-    a third of those of gradients and of local steps, and a tenth of the losses' where losses decide
-    nothing; kinds that are not asked have none.
+    leaves, so neither the server nor another client is trusted. A ledger refuses answers beyond the
+    budget: sensitivity D and noise of deviation sigma cost :math:`(D/\sigma)^2` of :math:`\mu^2`,
+    which follows from epsilon and delta. A kind of answer with the share s of it, asked n times,
+    has :math:`\sigma = D \sqrt{n/s} / \mu`. Shares of moments and losses are a third of those of
+    gradients and of local steps, and a tenth of that for losses that decide nothing.
 
     Parameters
     ----------
     epsilon, delta : float
         The budget: what may be published. Delta should be far below one over the rows of a client.
     rows : float
-        Longer rows of inputs are scaled down to this length. Where one linear layer is trained,
-        rows are what it is applied to.
+        Longer rows of inputs are scaled down to this length; rows are what a linear layer is
+        applied to, where one is trained.
     loss : float
-        Losses of single rows are clipped to [0, loss]. The targets of a squared loss are clipped
-        to a length of at most its root.
+        Losses of single rows are clipped to [0, loss], targets of a squared loss to its root.
     rounds : int
         Rounds over which the budget is split; runs may have fewer.
     unit : {"record", "person"}
         Whose rows are protected: one row, or up to ``most_rows`` of one person.
     gradient : float, optional
-        Longer gradients of single rows are scaled down to this length. Linear models with
-        cross-entropy, logistic or squared losses need none; others do.
+        Longer gradients of single rows are scaled down to this length; linear models with
+        cross-entropy, logistic or squared losses need none.
     most_rows : int
         Rows that one person has at most; ``keep_together`` tells persons.
     preparation : {"refused", "public"}
         Scales, fill-ins and categories of a table are read off its rows, which nobody pays for:
         such data are refused unless you declare what they were prepared with to be public.
     secret : bool
-        Whether noise comes from the operating system, for models that are published. Else it is
-        that of the run's seed, so that runs can be repeated; whoever knows the seed can take it
-        away.
+        Whether noise comes from the operating system, for models that are published, or from the
+        run's seed, so that runs can be repeated; whoever knows the seed can take it away.
 
     Examples
     --------

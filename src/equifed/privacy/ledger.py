@@ -1,13 +1,13 @@
 r"""What the answers of one site cost in privacy, added up and kept on disk.
 
-Every answer is a Gaussian mechanism: a value that moves by at most D (its L2 sensitivity) when one
-unit's rows are replaced gets noise of deviation sigma. The squares :math:`(D/\sigma)^2` of
-adaptively chosen answers add up to :math:`\mu^2`; together they are (epsilon, delta)-private for
+A value that moves by at most D (its L2 sensitivity) when one unit's rows are replaced gets Gaussian
+noise of deviation sigma. The squares :math:`(D/\sigma)^2` of adaptively chosen answers add up to
+:math:`\mu^2`; together they are (epsilon, delta)-private for
 
 .. math:: \delta(\epsilon) = \Phi(-\epsilon/\mu + \mu/2) - e^\epsilon\, \Phi(-\epsilon/\mu - \mu/2)
 
-(Balle and Wang 2018), exactly where every sensitivity is attained. Answers about a sample of the
-rows are no single mu; an accountant composes them (the extra ``dp``).
+(Balle and Wang 2018). Answers about a sample of the rows are no single mu; an accountant composes
+them (the extra ``dp``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,17 +29,10 @@ Unit = Literal["record", "person", "client"]
 """Whose rows are replaced by others: one row, those of one person, or all of a client."""
 
 FORMAT = 1
-ROUNDING = 1e-9
-"""Share of the budget by which sums of squares may be off."""
-
-LEAST = 4 * sys.float_info.epsilon
-"""The smallest relative error of a root that can be asked for."""
-
-ACCURACY = 1.01
-"""Factor by which noise of sampled steps may be more than is needed."""
-
-ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)
-"""Of Renyi divergences; whole ones are quick to compute."""
+ROUNDING = 1e-9  # share of the budget by which sums of squares may be off
+LEAST = 4 * sys.float_info.epsilon  # smallest relative error of a root that can be asked for
+ACCURACY = 1.01  # factor by which noise of sampled steps may be more than is needed
+ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)  # of Renyi divergences; whole ones are quick
 
 
 class OverBudget(RuntimeError):
@@ -101,8 +94,8 @@ def check_delta(delta: float) -> None:
 class Entry:
     """One kind of answer: its L2 sensitivity, the noise's deviation, and how often it was given.
 
-    ``q`` is the share of a site's rows that each answer is about, drawn anew for each without
-    replacement; 1 is all of them. The sensitivity is that of replacing a row that was drawn.
+    ``q`` is the share of a site's rows that each is about, drawn without replacement; the
+    sensitivity is that of replacing a row that was drawn.
     """
 
     kind: str
@@ -120,16 +113,10 @@ class Entry:
         return self.steps * (self.sensitivity / self.sigma) ** 2
 
 
-def compose(entries: Iterable[Entry], delta: float) -> float:
-    """Return the epsilon of all entries together."""
-    entries = tuple(entries)
+def compose(entries: Sequence[Entry], delta: float) -> float:
+    """Return the epsilon of all entries; of sampled rows an upper bound by Renyi divergences."""
     if all(entry.q == 1 for entry in entries):
         return epsilon_of(math.sqrt(math.fsum(entry.square for entry in entries)), delta)
-    return _account(entries, delta)
-
-
-def _account(entries: Iterable[Entry], delta: float) -> float:
-    """Return an upper bound by Renyi divergences; units are replaced, as everywhere here."""
     try:
         import dp_accounting as dp
         from dp_accounting.rdp import RdpAccountant
@@ -156,8 +143,7 @@ def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, in
         return math.sqrt(sum(n / raw**2 for raw, _, n in each)) / mu_of(epsilon, delta)
 
     def fits(factor: float) -> bool:
-        entries = (Entry("", 1.0, factor * raw, q, n) for raw, q, n in each)
-        return compose(entries, delta) <= epsilon
+        return compose([Entry("", 1.0, factor * raw, q, n) for raw, q, n in each], delta) <= epsilon
 
     high = 1 / mu_of(epsilon, delta)
     while not fits(high):
@@ -174,9 +160,8 @@ def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, in
 class Ledger:
     """The budget of one site, which is what may be published, and what it has spent.
 
-    Entries are kept over runs in the file ``path``, if it is given; one that is there is continued.
-    It is written before :meth:`spend` returns, so that no answer leaves that is not in it. ``unit``
-    is whose rows are protected, ``name`` the site, as errors name it.
+    Entries are kept over runs in the file ``path``, if it is given, which is written before
+    :meth:`spend` returns. ``unit`` is whose rows are protected, ``name`` the site.
     """
 
     def __init__(
@@ -184,12 +169,10 @@ class Ledger:
         path: str | Path | None = None, name: str = "this site",
     ) -> None:  # fmt: skip
         self.mu, self.epsilon, self.delta = mu_of(epsilon, delta), float(epsilon), float(delta)
-        if unit not in get_args(Unit):
-            raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}.")
         self.unit, self.name, self.path = unit, name, None if path is None else Path(path)
+        check_settings(self, unit=get_args(Unit))
         self.entries: list[Entry] = []
-        if self.path is not None and self.path.exists():
-            self.entries = self._read(self.path)
+        self._reload()
 
     @property
     def spent(self) -> float:
@@ -203,9 +186,11 @@ class Ledger:
 
     def spend(self, *entries: Entry) -> None:
         """Enter answers, or refuse all of them by name; call it before they leave."""
-        if self.path is not None and self.path.exists():  # another process may have spent
-            self.entries = self._read(self.path)
-        after = self._merged(entries)
+        self._reload()  # another process may have spent
+        counts = Counter[tuple[str, float, float, float]]()
+        for e in (*self.entries, *entries):  # equal ones are counted together
+            counts[e.kind, e.sensitivity, e.sigma, e.q] += e.steps
+        after = [Entry(*key, steps) for key, steps in counts.items()]
         if all(entry.q == 1 for entry in after):
             fits = math.fsum(e.square for e in after) <= self.mu**2 * (1 + ROUNDING)
         else:
@@ -222,19 +207,11 @@ class Ledger:
             write_file(self.path, json.dumps(self.to_dict(after), indent=1).encode())
         self.entries = after
 
-    def _merged(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return all entries with these, equal ones counted together."""
-        counts = Counter[tuple[str, float, float, float]]()
-        for e in (*self.entries, *entries):
-            counts[e.kind, e.sensitivity, e.sigma, e.q] += e.steps
-        return [Entry(*key, steps) for key, steps in counts.items()]
-
-    def to_dict(self, entries: Iterable[Entry] | None = None) -> dict[str, Any]:
+    def to_dict(self, entries: Sequence[Entry] | None = None) -> dict[str, Any]:
         """Return budget and entries as a JSON file holds them."""
-        told = {"format": FORMAT, "name": self.name, "unit": self.unit}
-        told |= {"epsilon": self.epsilon, "delta": self.delta}
         listed = self.entries if entries is None else entries
-        return {**told, "entries": [asdict(entry) for entry in listed]}
+        told = {"format": FORMAT, "name": self.name, "unit": self.unit, "epsilon": self.epsilon}
+        return {**told, "delta": self.delta, "entries": [asdict(entry) for entry in listed]}
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Ledger:
@@ -245,11 +222,13 @@ class Ledger:
         made.entries = [Entry(**entry) for entry in told["entries"]]
         return made
 
-    def _read(self, path: Path) -> list[Entry]:
-        """Return the entries of a file; with a damaged one nothing is answered."""
+    def _reload(self) -> None:
+        """Take the entries of the file, if there is one; with a damaged one nothing is answered."""
+        path = self.path
+        if path is None or not path.exists():
+            return
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            known = Ledger.from_dict(told)
+            known = Ledger.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except UNREADABLE as error:
             raise RuntimeError(
                 f"The privacy ledger {path} cannot be read ({error}). What was spent is not known, "
@@ -260,4 +239,4 @@ class Ledger:
                 f"The privacy ledger {path} counts unit {known.unit!r} at delta {known.delta:g}, "
                 f"asked for are unit {self.unit!r} at delta {self.delta:g}; keep to the ledger's."
             )
-        return known.entries
+        self.entries = known.entries

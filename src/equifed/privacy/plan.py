@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,27 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from equifed.algorithms.drfa import DRFA
-from equifed.algorithms.fair_newton import FairNewton
-from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.safeguarded import Safeguarded
-from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms import DRFA, FairNewton, FedAvg, Safeguarded, Scaffold, ScaffPD
+from equifed.contract import Index, LocalSGD
 from equifed.contract.algorithm import layers
-from equifed.contract.arrays import Index
-from equifed.contract.local import LocalSGD
 from equifed.objectives import Average, ChiSquare
 from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.ledger import Entry, Ledger, compose
 from equifed.privacy.site import Unanswered
+from equifed.training import History
 from equifed.training.events import PRIVACY
-from equifed.training.history import History
-
-HARMLESS = {Safeguarded}
-"""Wrappers that ask nothing themselves."""
 
 ASKED: dict[type, Callable[[Any], dict[str, int]]] = {
-    FairNewton: lambda core: {"losses": 1, "gradients": 1},
+    FairNewton: lambda core: {"moments": 1, "losses": 1, "gradients": 1},
     FedAvg: lambda core: {"steps": 1},
     Scaffold: lambda core: (
         {"steps": 1} | ({} if core.variates == "stored" else {"losses": 1, "gradients": 1})
@@ -41,13 +33,16 @@ ASKED: dict[type, Callable[[Any], dict[str, int]]] = {
     },
     DRFA: lambda core: {"losses": 1, "steps": 1},
 }  # fmt: skip
-"""Answers per round of the algorithms whose questions are known; "steps" are times J."""
+"""Answers per round of the algorithms whose questions are known; "steps" are times J, moments are
+told once."""
+ONE_STEP = LocalSGD(lr=1.0, steps=1)
 
 
 def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
     """Return what every client with so many rows is asked, or refuse the algorithm."""
     *around, core = layers(algorithm)
-    if strange := [type(part).__name__ for part in around if type(part) not in HARMLESS]:
+    strange = [type(part).__name__ for part in around if type(part) is not Safeguarded]
+    if strange:  # the safeguard asks nothing itself
         raise Unanswered(
             f"{strange[0]} needs answers that the privacy budget does not plan for; leave it out."
         )
@@ -56,30 +51,24 @@ def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
             f"{type(core).__name__} has no private version or no plan of its cost; under privacy "
             f"use {', '.join(known.__name__ for known in ASKED)}."
         )
-    asked, objective = ASKED[type(core)](core), getattr(core, "objective", None)
+    asked = Counter(ASKED[type(core)](core))
+    objective, local = getattr(core, "objective", None), getattr(core, "local", ONE_STEP)
     idle = objective is None or type(objective) is Average
-    once = int(type(core) is FairNewton)
-    extra = int(objective is not None and math.isinf(objective.l1_norm(len(sizes))))
-    local = core.local if "steps" in asked else LocalSGD(lr=1.0, steps=1)
-    steps = rounds * asked.get("steps", 0) * np.array(local.steps_for(sizes))
-    losses, gradients = (rounds * asked.get(kind, 0) for kind in ("losses", "gradients"))
-    return [
-        Planned(
-            once, losses + extra, gradients, count,
-            min(1.0, (local.batch_size or size) / max(size, 1)), idle,
-        )
-        for size, count in zip(sizes.tolist(), steps.tolist(), strict=True)
-    ]  # fmt: skip
+    extra = objective is not None and math.isinf(objective.l1_norm(len(sizes)))
+    given = asked["moments"], rounds * asked["losses"] + extra, rounds * asked["gradients"]
+    steps = rounds * asked["steps"] * local.steps_for(sizes)
+    shares = [min(1.0, (local.batch_size or size) / max(size, 1)) for size in sizes.tolist()]
+    pairs = zip(steps.tolist(), shares, strict=True)
+    return [Planned(*given, count, q, idle) for count, q in pairs]
 
 
 def plan_answers(
     bounds: Bounds, algorithm: str, rows: Sequence[int], *, steps: int = 10,
     batch_size: int | None = None, fair: bool = True,
 ) -> list[list[Entry]]:  # fmt: skip
-    """Return what a site of each of these numbers of rows would answer, with which noise.
+    """Return what sites of so many rows would answer, by a logistic model with a bias.
 
-    For linear models with a bias and the logistic loss; other losses have gradients as long as
-    ``bounds.gradient`` says. Without ``fair`` weights do not follow losses.
+    Without ``fair`` weights do not follow losses.
     """
     local = LocalSGD(lr=0.1, steps=steps, batch_size=batch_size)
     objective = ChiSquare(1.0) if fair else Average()
@@ -89,22 +78,21 @@ def plan_answers(
     }  # fmt: skip
     if algorithm not in made:
         raise ValueError(f"algorithm must be one of {', '.join(made)}, got {algorithm!r}.")
-    reach, found = bounds.reach(), []
+    reach = bounds.reach()
     planned = count_questions(made[algorithm], bounds.rounds, np.array(rows))
-    for m, one in zip(rows, planned, strict=True):
-        scales, drawn = bounds.multipliers(one), {"steps": round(one.q * m)}
-        found.append([
-            bounds.price(kind, reach[kind], scales[kind], m, drawn.get(kind, m), steps=count)
+    return [
+        [
+            bounds.price(kind, one, reach[kind], m, steps=count)
             for kind, count in one.counts().items()
-        ])  # fmt: skip
-    return found
+        ]
+        for m, one in zip(rows, planned, strict=True)
+    ]
 
 
 def list_entries(ledger: Ledger) -> list[dict[str, Any]]:
-    """Return every kind of answer with its price, and which part of the budget it is.
+    """Return every kind of answer with its ``share`` of mu^2, and its epsilon ``alone``.
 
-    ``share`` is that of mu^2, which adds up; where rows are sampled there is none. ``alone`` is
-    the epsilon of this kind without the others, which does not add up.
+    Shares add up, epsilons do not; where rows are sampled there is no share.
     """
     shares = [e.square / ledger.mu**2 if e.q == 1 else None for e in ledger.entries]
     pairs = zip(ledger.entries, shares, strict=True)
