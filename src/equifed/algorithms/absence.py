@@ -28,8 +28,7 @@ from equifed.objectives.base import Adapted, Objective, SaddleObjective
 
 __all__ = ["PATIENCE", "Among", "Everyone", "call_roll", "over_members", "rounds_of_patience"]
 
-BLEND = 0.05
-"""Share of a round in the running mean of how far snapshots lie off the straight way."""
+BLEND = 0.05  # share of a round in the running mean of how far snapshots lie off the straight way
 
 
 class EveryoneVectors(VectorsView):

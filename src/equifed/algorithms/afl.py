@@ -16,8 +16,8 @@ from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
 from equifed.steps.automatic import LARGEST, TINY
 
+# The product of both step sizes and the squared coupling, where the dual step follows it
 COUPLING = 0.3
-"""The product of both step sizes and the squared coupling, where the dual step follows it."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon
 
-ROUNDING = 256.0
-"""Units in the last place by which a loss may be off: a mean of many samples."""
+ROUNDING = 256.0  # units in the last place by which a loss may be off: a mean of many samples
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,10 @@ from equifed.steps.metric import (
     rounding,
 )
 
+# Clients up to which the dual step is exact: inner products of their gradients take 0.8 GB
 MOST_CLIENTS = 10_000
-"""Clients up to which the dual step is exact: inner products of their gradients take 0.8 GB."""
 
-TAU = 0.7
-"""Step of the model in rounds with somebody missing; that of the weights is 0.7 / (tau K)."""
+TAU = 0.7  # step of the model in rounds with somebody missing; that of the weights is 0.7 / (tau K)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from equifed.objectives import SaddleObjective
 from equifed.objectives.capped import with_cap
 from equifed.objectives.relative_fairness import RelativeFairness
 
+# Among fewer clients a cap defends nothing, which is said; of how many clients at the cap a round
+# asks whether their vectors point against the others: whether the cosine is below this
 MANY, LEADERS, AGAINST = 4, 5, -0.5
-"""Among fewer clients a cap defends nothing, which is said; of how many clients at the cap a round
-asks whether their vectors point against the others: whether the cosine is below this."""
 OPPOSES = "has the largest weight allowed, and its vector opposes the others'"
 TOO_FEW = "too few clients to detect a dishonest one"
 

@@ -12,11 +12,10 @@ from equifed.contract import Index, Losses, Weights
 from equifed.contract.absence import bound_share
 from equifed.contract.arrays import check_settings
 
+# Among fewer clients there is nobody to compare with; of fewer vectors, if they are not all, the
+# usual length is that of the rounds before
 LEAST, FEW = 3, 5
-"""Among fewer clients there is nobody to compare with; of fewer vectors, if they are not all, the
-usual length is that of the rounds before."""
-TOGETHER = 0.4
-"""Largest share of the weight that the dishonest clients have together."""
+TOGETHER = 0.4  # largest share of the weight that the dishonest clients have together
 
 Mode = Literal["watch", "on", "off"]
 

@@ -12,8 +12,8 @@ from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector
 from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.local import DEFAULT_WORK
 
+# Losses below this count as this: a power below zero of a loss of zero has no value
 LEAST_LOSS = 1e-10
-"""Losses below this count as this: a power below zero of a loss of zero has no value."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from equifed.contract.algorithm import as_run, layers
 from equifed.contract.arrays import KeyedMemory, Weights
 from equifed.contract.views import ClientsView, VectorsView
 
-NEVER = 2**31
-"""Rounds since the last answer of a client that gave none."""
+NEVER = 2**31  # rounds since the last answer of a client that gave none
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature
 from equifed.steps.certificate import gap_of_round
 
+# Rounds after a step back in which nothing is judged: the best point may have been a lucky one
 GRACE = 10
-"""Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
 
+# A measure that vanishes at the solution is much worse when it is this many times the best
 MUCH_WORSE = 100.0
-"""A measure that vanishes at the solution is much worse when it is this many times the best."""
 
 Measure = Literal["gap", "residual", "value", "mean"]
 

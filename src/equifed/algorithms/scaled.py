@@ -23,15 +23,14 @@ from equifed.steps.schedules import epsilon
 
 Columns = Literal["equal", "uncorrelated"]
 
+# Curvature of a column, relative to the largest, that it has at least; and what is added to that of
+# every direction, relative to its columns', so that none is flat
 LEAST, LIFT = 1e-12, 1e-10
-"""Curvature of a column, relative to the largest, that it has at least; and what is added to that
-of every direction, relative to its columns', so that none is flat."""
 
+# Vectors that grow where a coordinate is made smaller; models and steps shrink
 STEEP = ("gradient", "mean_gradient", "memory")
-"""Vectors that grow where a coordinate is made smaller; models and steps shrink."""
 
-HIDDEN = 2.0**-30
-"""What the rounding of a hidden sum may be."""
+HIDDEN = 2.0**-30  # what the rounding of a hidden sum may be
 
 
 @dataclass(frozen=True, eq=False)

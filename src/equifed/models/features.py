@@ -25,14 +25,11 @@ from equifed.models.adapted import adapt_to_data, take_logits
 from equifed.models.checks import explain_inputs
 from equifed.models.flat import as_data
 
-FEW = 2
-"""Samples of which features are made twice: with those beside them, and without."""
-ROUNDING = 1e-2
-"""What products in other shapes may differ by, also in bf16."""
-CHUNK = 1024
-"""Samples that go through a module at a time."""
+FEW = 2  # samples of which features are made twice: with those beside them, and without
+ROUNDING = 1e-2  # what products in other shapes may differ by, also in bf16
+CHUNK = 1024  # samples that go through a module at a time
+# Target size of the whole gradients of one chunk of samples; only chosen coordinates are kept
 CHUNK_BYTES = 1 << 27
-"""Target size of the whole gradients of one chunk of samples; only chosen coordinates are kept."""
 
 
 def features(module: nn.Module, data: Federation, layer: str | None = None) -> Federation:
@@ -61,12 +58,13 @@ def features(module: nn.Module, data: Federation, layer: str | None = None) -> F
     (5,)
     """
     module = adapt_to_data(module, data)
-    parts = dict(module.named_modules())
+    parts, kind = dict(module.named_modules()), type(module).__name__
     if layer is not None and layer not in parts:
         known = ", ".join(name for name in parts if name)
         raise ValueError(f"The module has no layer {layer!r}; it has {known or 'none'}.")
-    part = module if layer is None else parts[layer]
-    which = "The module" if layer is None else f"Layer {layer!r}"
+    part, which, about = module, "The module", f"{kind}, output"
+    if layer is not None:
+        part, which, about = parts[layer], f"Layer {layer!r}", f"{kind}, layer {layer}"
     modes = [(one, one.training) for one in module.modules()]
     try:
         module.eval()
@@ -75,7 +73,6 @@ def features(module: nn.Module, data: Federation, layer: str | None = None) -> F
     finally:
         for one, training in modes:
             one.training = training
-    about = f"{type(module).__name__}, {'output' if layer is None else f'layer {layer}'}"
     return _with_features(data, made, "features", about)
 
 
@@ -93,12 +90,9 @@ def _compute(module: nn.Module, part: nn.Module, which: str, inputs: NDArray[Any
     def run(samples: NDArray[Any]) -> NDArray[Any]:
         caught: list[Any] = []
         hook = part.register_forward_hook(lambda _m, _i, out: caught.append(out))
-        try:
-            given = as_data(samples, like.dtype, like.device)
-            with torch.no_grad(), explain_inputs(module, given):
-                module(given)
-        finally:
-            hook.remove()
+        given = as_data(samples, like.dtype, like.device)
+        with hook, torch.no_grad(), explain_inputs(module, given):
+            module(given)
         return _rows(caught, len(samples), which)
 
     out = [run(inputs[first : first + CHUNK]) for first in range(0, max(len(inputs), 1), CHUNK)]
@@ -126,9 +120,6 @@ def _rows(caught: list[Any], samples: int, which: str) -> NDArray[Any]:
     if not bool(torch.isfinite(flat).all()):
         raise ValueError(f"{which} gives features that are not finite; check the module's weights.")
     return np.asarray(flat.numpy())
-
-
-# -- tangent features -----------------------------------------------------------------------------
 
 
 def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
@@ -193,10 +184,8 @@ def convexify(
     shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
     for name, shape in shapes.items():
         if name not in parameters or parameters[name].shape != shape:
-            raise ValueError(
-                f"The parameters lack {name!r} of shape {tuple(shape)}; give the model that was "
-                "trained."
-            )
+            lacking = f"{name!r} of shape {tuple(shape)}"
+            raise ValueError(f"The parameters lack {lacking}; give the model that was trained.")
     module = adapt_to_data(module, federation)
     size = sum(shape.numel() for shape in shapes.values())
     chosen = choose_coordinates(size, min(coordinates, size), seed)

@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from equifed.contract.streams import mix
 
+# Layers that are replaced; subclasses may do something else, and stay
 PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Layers that are replaced; subclasses may do something else, and stay."""
 
 
 class AddressedDropout(nn.Module):

@@ -20,15 +20,14 @@ from equifed.data.preparation import Preparation
 from equifed.data.split import DataError, Split, refuse
 from equifed.models.adapted import take_logits
 from equifed.models.losses import FittedLoss, base_loss, fitted_loss
-from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of
+from equifed.models.own_part import OwnParameters, check_own, fit_new_client, put_own
 
 Array: TypeAlias = NDArray[Any]
 Link: TypeAlias = Literal["softmax", "sigmoid"] | None
 
+# What makes probabilities of a module's outputs, by the loss that it was trained with
 LINKS: dict[str | None, Link] = {"cross_entropy": "softmax", "binary_logistic": "sigmoid"}
-"""What makes probabilities of a module's outputs, by the loss that it was trained with."""
-BLOCK = 4096
-"""Rows per forward pass."""
+BLOCK = 4096  # rows per forward pass
 
 
 def link_of(loss: Any) -> Link:
@@ -104,9 +103,8 @@ class Predictor:
 
     def __repr__(self) -> str:
         what = "values" if self.classes is None else f"classes {', '.join(self.classes[:6])}"
-        if self.layout is not None:
-            return f"<Predictor of {what} from {self.layout}>"
-        return f"<Predictor of {what} from {' x '.join(map(str, self.input_shape))} features>"
+        shape = f"{' x '.join(map(str, self.input_shape))} features"
+        return f"<Predictor of {what} from {self.layout or shape}>"
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -168,11 +166,10 @@ class Predictor:
 
     def _score(self, outputs: Array) -> Array:
         """Return scores of all classes, if there are as many as the module tells apart."""
-        scores, known = class_scores(outputs), len(self.classes or ())
-        told = 2 if scores.ndim == 1 else scores.shape[1]
+        told, known = max(2, outputs.shape[1]), len(self.classes or ())
         if told != max(2, known):
             raise ValueError(f"The model tells {told} classes apart, but {known} are named.")
-        return scores
+        return class_scores(outputs)
 
     def features(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the rows as the module sees them, or say what is wrong with them."""
@@ -199,17 +196,14 @@ class Predictor:
 
     def _read(self, rows: Any) -> Columns | Array:
         """Return rows of one array each, the columns of a table, or an array; cells once."""
-        layout = self.layout
+        layout, named = self.layout, isinstance(rows, Mapping) or hasattr(rows, "column_names")
         if layout is None or (isinstance(rows, np.ndarray) and rows.shape[1:] == (layout.width,)):
-            return _read(rows)
-        if layout.named and hasattr(rows, "keys" if isinstance(rows, Mapping) else "column_names"):
+            table = named or isinstance(rows, str) or hasattr(rows, "__fspath__") or is_frame(rows)
+            return read_columns(rows) if table else np.asarray(rows)
+        if layout.named and named:
             held = list(rows if isinstance(rows, Mapping) else rows.column_names)
             rows = {one.name: rows[one.name] for one in layout.fields if one.name in held}
         return layout.pack(rows)
-
-    def answer(self, features: Array) -> Array:
-        """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
-        return self.run_module(self.module, features)
 
     def for_client(self, client: str) -> Predictor:
         """Return what predicts for one client alone: its own part is in the module."""
@@ -219,7 +213,13 @@ class Predictor:
 
     def module_for(self, client: str) -> nn.Module:
         """Return the module with a client's own part, where there is one."""
-        return module_of(self.module, self.own, self.clients, client) if self.own else self.module
+        if not self.own:
+            return self.module
+        if client not in self.clients:
+            known = ", ".join(self.clients[:12])
+            raise DataError(f"There is no client {client!r}; there are {known}.")
+        place = self.clients.index(client)
+        return put_own(self.module, {name: rows[place] for name, rows in self.own.items()})
 
     def for_new_client(
         self, rows: Any = None, targets: Any = None, client: str = "new client",
@@ -308,7 +308,7 @@ class Predictor:
         if not self.own or not owners:
             if self.own and owners is None:
                 _say_shared(self.own, "and it is not said whose rows these are (client=NAME)")
-            return self.answer(features)
+            return self.run_module(self.module, features)
         groups = group_rows(owners)
         warn_of_strangers(self.own, [name for name in groups if name not in self.clients])
         parts = []
@@ -329,8 +329,7 @@ class Predictor:
 
     def run_module(self, module: nn.Module, features: Array) -> Array:
         """Return the outputs of a module for prepared rows in float64, shape (rows, outputs)."""
-        parameter = next(module.parameters(), torch.zeros(()))
-        kind = torch.int64 if self.tokens else parameter.dtype
+        kind = torch.int64 if self.tokens else find_dtype(module)
         parts = []
         for start in range(0, len(features), BLOCK):
             block = torch.tensor(features[start : start + BLOCK], dtype=kind)
@@ -342,15 +341,12 @@ class Predictor:
         self, rows: Any, client: str | Sequence[str] | None, count: int
     ) -> list[str] | None:
         """Return the client of every row; None where nobody says it."""
-        if isinstance(client, str):
-            owners = [client] * count
-        elif client is not None:
-            owners = [str(name) for name in client]
-        else:
-            title = None if self.preparation is None else self.preparation.client
-            if title is None or not isinstance(rows, Columns) or title not in rows:
-                return None
-            owners = [str(name) for name in rows[title]]
+        title = None if self.preparation is None else self.preparation.client
+        if client is None and title is not None and isinstance(rows, Columns):
+            client = rows.get(title)
+        if client is None:
+            return None
+        owners = [client] * count if isinstance(client, str) else list(map(str, client))
         if len(owners) != count:
             raise DataError(f"client names {len(owners)} rows, there are {count}.")
         refuse(
@@ -375,13 +371,6 @@ def most_likely(scores: Array) -> Array:
     return (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
 
 
-def _read(rows: Any) -> Columns | Array:
-    """Return the columns of a table, or an array; each cell is read once."""
-    kinds = isinstance(rows, Mapping | str), is_frame(rows)
-    named = any(hasattr(rows, name) for name in ("__fspath__", "column_names"))
-    return read_columns(rows) if named or any(kinds) else np.asarray(rows)
-
-
 def _check_array(values: Array, shape: tuple[int, ...]) -> Array:
     """Return samples of this shape, all finite, or say what is wrong with them."""
     if values.dtype.kind not in "biuf":
@@ -396,6 +385,11 @@ def _check_array(values: Array, shape: tuple[int, ...]) -> Array:
         place = ", ".join(str(int(k)) for k in bad[0])
         raise DataError(f"The array has a value that is not finite at [{place}]; fill it in.")
     return values
+
+
+def find_dtype(module: nn.Module) -> torch.dtype:
+    """Return the precision of a module's parameters."""
+    return next(module.parameters(), torch.zeros(())).dtype
 
 
 def name_classes(classes: int | None, names: Sequence[str]) -> tuple[str, ...] | None:
