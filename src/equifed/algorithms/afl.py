@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
+from equifed.algorithms.absence import Everyone, call_roll
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import running_mean, sample_clients
+from equifed.contract.absence import PATIENCE, running_mean, sample_clients
 from equifed.contract.algorithm import Federated, Info
 from equifed.contract.clients import Moved
 from equifed.contract.local import DEFAULT_WORK

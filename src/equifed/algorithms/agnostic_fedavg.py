@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
-from equifed.contract.absence import sample_clients
+from equifed.contract.absence import PATIENCE, sample_clients
 from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives import DualStep, Entropic, SaddleObjective, WorstCase
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
-from equifed.contract.absence import bound_share, sample_clients, scatter
+from equifed.contract.absence import PATIENCE, bound_share, sample_clients, scatter
 from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import ask_clients, running_mean
+from equifed.contract.absence import PATIENCE, ask_clients, running_mean
 from equifed.contract.algorithm import Federated, Info
 from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase

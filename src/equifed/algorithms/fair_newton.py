@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
+from equifed.algorithms.absence import Everyone, call_roll
 from equifed.contract import Clients, Federated, Index, Info, Losses, Proof, Stream, Vector, Weights
+from equifed.contract.absence import PATIENCE
 from equifed.contract.algorithm import Bound
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.curvature import Form

@@ -34,11 +34,10 @@ class Guard:
     with m the median of all current claims, :math:`m_0` that of the first round, u the usual length
     (the median of those who answered, or up to twice that: the median by weight of what is left
     when the dishonest are the longest), and :math:`\gamma_n` the **cap** of n clients, the largest
-    share of the weight of one: f dishonest clients have at most 0.4 of it together. So whoever is
-    at the cap counts with one usual length, and one of less weight may be longer; but nobody who is
-    longer than c usual lengths, and who counts with one. A loss below the least that is possible is
-    raised to it. A client that says it has more than ``samples`` times as many samples as the
-    median one counts as that one.
+    share of the weight of one: f dishonest clients have at most 0.4 of it together. A client at the
+    cap counts with one usual length, one of less weight may be longer, up to c usual lengths;
+    beyond them it counts with one. A loss below the least that is possible is raised to it. A
+    client with more than ``samples`` times the median number of samples counts as the median one.
 
     Parameters
     ----------

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import sample_clients
+from equifed.contract.absence import PATIENCE, sample_clients
 from equifed.contract.algorithm import AnyAlgorithm, Federated, Info, Proof
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps

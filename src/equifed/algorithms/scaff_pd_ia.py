@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from equifed.algorithms.absence import PATIENCE
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Proof, Stream, Vector
+from equifed.contract.absence import PATIENCE
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.arrays import check_settings
 from equifed.objectives import Relative, RelativeFairness, SaddleObjective, WorstCase

@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Index, Info, Losses, Moved, Stream, Vector, Weights
-from equifed.contract.absence import sample_clients, scatter
+from equifed.contract.absence import PATIENCE, sample_clients, scatter
 from equifed.contract.arrays import ClientVectors, check_settings
 from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase

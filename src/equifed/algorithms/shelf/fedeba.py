@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.algorithms.shelf.reweighted import State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Stream, Vector
-from equifed.contract.absence import sample_clients, scatter
+from equifed.contract.absence import PATIENCE, sample_clients, scatter
 from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import Relative, Tilted
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.contract import Clients, Federated, Index, Info, LocalSGD, Losses, Stream, Vector
-from equifed.contract.absence import sample_clients
+from equifed.contract.absence import PATIENCE, sample_clients
 from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import Objective, Proportional, SemiVariance, Tilted
 
