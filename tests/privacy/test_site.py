@@ -14,9 +14,8 @@ from equifed.contract.streams import Stream
 from equifed.models.flat import FlatModel
 from equifed.models.losses import binary_logistic, cross_entropy, squared
 from equifed.models.own_part import OwnPart
-from equifed.privacy.budget import Planned
 from equifed.privacy.clients import Privacy
-from equifed.privacy.ledger import Ledger, OverBudget, compose, delta_of
+from equifed.privacy.ledger import Ledger, OverBudget, Planned, compose, delta_of
 from equifed.privacy.noise import GRID, SecretNoise, StreamNoise, discrete_gaussian
 from equifed.privacy.site import PrivateSite, Unanswered, flatten_symmetric, unflatten_symmetric
 

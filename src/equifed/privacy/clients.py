@@ -5,9 +5,12 @@ What a simulation is told of test rows is its own: a real federation would pay f
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self  # noqa: F401 - of inherited settings
 
 import numpy as np
@@ -15,10 +18,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract import ClientVectors, Curvature, Evaluation, Losses, Stream, Weights
+from equifed.algorithms import DRFA, FairNewton, FedAvg, Safeguarded, Scaffold, ScaffPD
+from equifed.contract import ClientVectors, Curvature, Evaluation, Index, Losses, Stream, Weights
+from equifed.contract.algorithm import layers
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Details, SampleMetric
-from equifed.contract.local import LocalWork
+from equifed.contract.local import LocalSGD, LocalWork
 from equifed.data import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.loop import LoopClients, Result, walk_client
@@ -26,16 +31,51 @@ from equifed.engines.ordered_sums import DenseVectors, to_numpy
 from equifed.models.curvature import check_sum_weights, find_places
 from equifed.models.flat import FlatModel, as_data
 from equifed.models.losses import DERIVATIVES, SampleLoss
-from equifed.privacy.budget import Bounds, Planned
-from equifed.privacy.ledger import Ledger, Unit  # noqa: F401
+from equifed.objectives import Average, ChiSquare
+from equifed.privacy.ledger import Bounds, Entry, Ledger, Planned, Unit  # noqa: F401
 from equifed.privacy.noise import Noise, make_noise
-from equifed.privacy.plan import count_questions
 from equifed.privacy.site import PrivateSite, Unanswered, linear_loss, refuse
+from equifed.training import History
+from equifed.training.events import PRIVACY
 
 # Eigenvalues of summed curvature are at least so many times root(q) of the noise's deviation
 FLOOR = 4.0
-UNPAID = "Evaluation on test rows is the simulation's own and costs nothing here."
 NOISED = "what clients answer carries noise for privacy, so nothing is proved about their rows"
+# Answers per round of the algorithms that are known; "steps" are times J, moments are told once
+ASKED: dict[type, Callable[[Any], dict[str, int]]] = {
+    FairNewton: lambda core: {"moments": 1, "losses": 1, "gradients": 1},
+    FedAvg: lambda core: {"steps": 1},
+    Scaffold: lambda core: (
+        {"steps": 1} | ({} if core.variates == "stored" else {"losses": 1, "gradients": 1})
+    ),
+    ScaffPD: lambda core: {
+        "losses": 1 + (core.gradient_batch_size != core.loss_batch_size), "gradients": 1, "steps": 1
+    },
+    DRFA: lambda core: {"losses": 1, "steps": 1},
+}  # fmt: skip
+ONE_STEP = LocalSGD(lr=1.0, steps=1)
+
+
+def count_questions(algorithm: Any, rounds: int, sizes: Index) -> list[Planned]:
+    """Return what every client with so many rows is asked, or refuse the algorithm."""
+    *around, core = layers(algorithm)
+    strange = [part for part in around if type(part) is not Safeguarded]  # which asks nothing
+    reasons = {
+        f"{', '.join(type(part).__name__ for part in strange)} needs answers that the privacy "
+        "budget does not plan for; leave it out.": strange,
+        f"{type(core).__name__} has no private version or no plan of its cost; under privacy use "
+        f"{', '.join(known.__name__ for known in ASKED)}.": type(core) not in ASKED,
+    }
+    refuse(reasons)
+    asked = Counter(ASKED[type(core)](core))
+    objective, local = getattr(core, "objective", None), getattr(core, "local", ONE_STEP)
+    idle = objective is None or type(objective) is Average
+    extra = objective is not None and math.isinf(objective.l1_norm(len(sizes)))
+    given = asked["moments"], rounds * asked["losses"] + extra, rounds * asked["gradients"]
+    steps = rounds * asked["steps"] * local.steps_for(sizes)
+    shares = [min(1.0, (local.batch_size or size) / max(size, 1)) for size in sizes.tolist()]
+    pairs = zip(steps.tolist(), shares, strict=True)
+    return [Planned(*given, count, q, idle) for count, q in pairs]
 
 
 class PrivateClients(LoopClients):
@@ -101,7 +141,8 @@ class PrivateClients(LoopClients):
                 if told := 0 if kind == "moments" else count * done // privacy.rounds:
                     self._sites[i].enter(kind, told)
         parts = ", ".join(f"{kind} {share:.0%}" for kind, share in privacy.split(plan[0]).items())
-        return f"{privacy.describe()} ({parts} of mu^2). {UNPAID}"
+        free = "Evaluation on test rows is the simulation's own and costs nothing here."
+        return f"{privacy.describe()} ({parts} of mu^2). {free}"
 
     def make_site(
         self, i: int, ledger: Ledger, noise: Noise, planned: Planned, split: str = "train",
@@ -112,8 +153,8 @@ class PrivateClients(LoopClients):
         x, y = (as_data(part, model.dtype, model.device) for part in rows)
         own_l2 = None if self.own is None else self.own.strength(int(self._sizes[i]))
         site = PrivateSite(self.privacy, ledger, model, x, y, noise, planned, own_l2)
-        if like is not None:
-            site.share_moments(like)
+        if like is not None:  # the same moments, whichever of both is asked first
+            site._told, site._sigmas = like._told, like._sigmas
         return site
 
     def answer_as(self, sites: Sequence[PrivateSite], told: str) -> None:
@@ -122,11 +163,8 @@ class PrivateClients(LoopClients):
 
     def site(self, k: int) -> PrivateSite:
         """Return the site of the k-th client that takes part."""
-        if not self._sites:
-            raise Unanswered(
-                "Clients under privacy must know the whole plan before the first round: "
-                "run ef.train, or call clients.expect(algorithm, rounds, stream)."
-            )
+        told = "run ef.train, or call clients.expect(algorithm, rounds, stream)"
+        refuse({f"Privacy needs the whole plan before the first round: {told}.": not self._sites})
         return self._sites[int(self.index[k])]
 
     @override
@@ -183,11 +221,8 @@ class PrivateClients(LoopClients):
         self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
         correction: Tensor | None, slope: float | None, room: Tensor | None,
     ) -> dict[str, Tensor]:  # fmt: skip
-        if work.hinge is not None:
-            raise Unanswered(
-                "Steps on a smoothed hinge need the loss in every step, which the budget cannot "
-                "account for."
-            )
+        hinge = "Steps on a smoothed hinge need the loss in every step, which has no price."
+        refuse({hinge: work.hinge is not None})
         site, start, nothing = self.site(k), self._with_own(x, k)[len(x) :], x.new_zeros(())
         ask, own = site.step_gradients(steps, work.batch_size), start
 
@@ -263,8 +298,8 @@ class PrivateClients(LoopClients):
 
 def describe_noised_own(clients: TorchClients) -> str | None:
     """Say what own parts are and how they are found, if there are any."""
-    own, size = clients.own, f"{clients.model.own_size} numbers per client"
-    how = "moved by its own noised gradients alone"
+    own, how = clients.own, "moved by its own noised gradients alone"
+    size = f"{clients.model.own_size} numbers per client"
     return None if own is None else f"own part {', '.join(own.names)}, {how}; {own.penalty}; {size}"
 
 
@@ -293,36 +328,32 @@ class Privacy(Bounds):
     r"""Differential privacy of every row of a client: bounds that are declared, and a budget.
 
     Whatever a client says of its rows is clipped row by row and gets Gaussian noise before it
-    leaves, so neither the server nor another client is trusted. A ledger refuses answers beyond the
-    budget: sensitivity D and noise of deviation sigma cost :math:`(D/\sigma)^2` of :math:`\mu^2`,
-    which follows from epsilon and delta. A kind of answer with the share s of it, asked n times,
-    has :math:`\sigma = D \sqrt{n/s} / \mu`. Shares of moments and losses are a third of those of
-    gradients and of local steps, and a tenth of that for losses that decide nothing.
+    leaves, so neither the server nor another client is trusted; a ledger refuses what exceeds the
+    budget. An answer with sensitivity D and noise of deviation sigma costs :math:`(D/\sigma)^2` of
+    :math:`\mu^2`, which follows from epsilon and delta. A kind with the share s of it, asked n
+    times, has :math:`\sigma = D \sqrt{n/s} / \mu`. Moments and losses have a third of the share of
+    gradients and of local steps, and a tenth of that where losses decide nothing.
 
     Parameters
     ----------
     epsilon, delta : float
         The budget: what may be published. Delta should be far below one over the rows of a client.
     rows : float
-        Longer rows of inputs are scaled down to this length; rows are what a linear layer is
-        applied to, where one is trained.
+        Longer rows of inputs, or of what one trained linear layer gets, are scaled down to this.
     loss : float
         Losses of single rows are clipped to [0, loss], targets of a squared loss to its root.
     rounds : int
         Rounds over which the budget is split; runs may have fewer.
-    unit : {"record", "person"}
-        Whose rows are protected: one row, or up to ``most_rows`` of one person.
+    unit, most_rows
+        Whose rows are protected: one ``"record"``, or up to ``most_rows`` of one ``"person"``.
     gradient : float, optional
-        Longer gradients of single rows are scaled down to this length; linear models with
-        cross-entropy, logistic or squared losses need none.
-    most_rows : int
-        Rows that one person has at most; ``keep_together`` tells persons.
+        The same of gradients of single rows; linear models with our smooth losses need none.
     preparation : {"refused", "public"}
-        Scales, fill-ins and categories of a table are read off its rows, which nobody pays for:
-        such data are refused unless you declare what they were prepared with to be public.
+        Scales and categories of a table are read off its rows, which nobody pays for: such data
+        are refused unless you declare what they were prepared with to be public.
     secret : bool
         Whether noise comes from the operating system, for models that are published, or from the
-        run's seed, so that runs can be repeated; whoever knows the seed can take it away.
+        run's seed, with which anybody can take it away.
 
     Examples
     --------
@@ -337,3 +368,40 @@ class Privacy(Bounds):
     def make_clients(self, data: Federation, *given: Any, **named: Any) -> PrivateClients:
         """Return simulated clients that answer under these bounds."""
         return PrivateClients(data, *given, privacy=self, **named)
+
+
+def plan_answers(
+    bounds: Bounds, algorithm: str, rows: Sequence[int], *, steps: int = 10,
+    batch_size: int | None = None, fair: bool = True,
+) -> list[list[Entry]]:  # fmt: skip
+    """Return what sites of so many rows would answer, by a logistic model with a bias."""
+    local = LocalSGD(lr=0.1, steps=steps, batch_size=batch_size)
+    objective = ChiSquare(1.0) if fair else Average()
+    made: dict[str, Any] = {
+        "fair-newton": FairNewton(objective), "fedavg": FedAvg(local), "scaffold": Scaffold(local),
+        "scaff-pd": ScaffPD(objective, local), "drfa": DRFA(local, objective=objective),
+    }  # fmt: skip
+    if algorithm not in made:
+        raise ValueError(f"algorithm must be one of {', '.join(made)}, got {algorithm!r}.")
+    reach, found = bounds.reach(), list[list[Entry]]()
+    planned = count_questions(made[algorithm], bounds.rounds, np.array(rows))
+    for m, one in zip(rows, planned, strict=True):
+        asked = one.counts().items()
+        found.append([bounds.price(kind, one, reach[kind], m, steps=n) for kind, n in asked])
+    return found
+
+
+def read_ledgers(path: Path) -> list[Ledger]:
+    """Return the ledgers of a site's file, or of a finished run."""
+    if not path.is_dir():
+        try:
+            return [Ledger.from_dict(json.loads(path.read_text(encoding="utf-8")))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a privacy ledger ({error}).") from error
+    ends = [e for e in History.load(path, model=False).events if e["event"] == PRIVACY]
+    if ends:
+        return [Ledger.from_dict(told) for told in ends[-1]["ledgers"]]
+    raise ValueError(
+        f"{path} records no privacy: its clients answered without noise, or it is not finished. "
+        "Give the folder of a private run, or a site's ledger file."
+    )

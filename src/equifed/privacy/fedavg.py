@@ -41,13 +41,11 @@ class PrivateFedAvg(Federated):
     ``rounds`` answers, each about m of N clients, cost epsilon at delta. Clients count alike; one
     that gives no answer leaves its weight empty.
 
-    All models are (epsilon, delta)-private together; numbers of samples are public. The run folder
-    is not, so publish the model alone. The server is trusted with the updates, and with noise and
-    samples, which follow from the seed: a simulation. With ``secret=True`` they come from the
-    operating system; such a run is not to be resumed, which may tell a round twice.
-
-    Weights that follow losses would follow the noise, which is as large as a client's loss. With
-    many rows per client take privacy of records (:class:`equifed.Privacy`), which has all of them.
+    All models are (epsilon, delta)-private together, not the run folder: publish the model alone.
+    The server is trusted with the updates, and with noise and samples, which follow from the seed:
+    a simulation. With ``secret=True`` they come from the operating system; do not resume such a
+    run, which may tell a round twice. Fair weights would follow the noise here, which is as large
+    as a client's loss: with many rows per client take :class:`equifed.Privacy`, of records.
 
     Parameters
     ----------
@@ -60,7 +58,7 @@ class PrivateFedAvg(Federated):
     local, participation, server_lr
         As in :class:`equifed.FedAvg`.
     secret : bool
-        Whether noise and samples come from the operating system, for models to be published.
+        Whether noise and samples come from the operating system.
 
     Examples
     --------

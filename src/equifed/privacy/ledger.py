@@ -1,4 +1,4 @@
-r"""What the answers of one site cost in privacy, added up and kept on disk.
+r"""What answers cost in privacy: kinds, declared bounds, how a budget is split, what is spent.
 
 A value that moves by at most D (its L2 sensitivity) when one unit's rows are replaced gets Gaussian
 noise of deviation sigma. The squares :math:`(D/\sigma)^2` of adaptively chosen answers add up to
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from equifed.contract.arrays import check_settings, show_text
 from equifed.training.files import UNREADABLE, write_file
@@ -57,7 +57,6 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the smallest epsilon of answers with these squares' root mu, for a delta."""
-    check_delta(delta)
     if mu == 0 or delta_of(0.0, mu) <= delta:
         return 0.0
     return _find_root(lambda epsilon: delta - delta_of(epsilon, mu), xtol=1e-13)
@@ -92,16 +91,12 @@ def check_delta(delta: float) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One kind of answer: its L2 sensitivity, the noise's deviation, and how often it was given.
-
-    ``q`` is the share of a site's rows that each is about, drawn without replacement; the
-    sensitivity is that of replacing a row that was drawn.
-    """
+    """One kind of answer: its L2 sensitivity, the noise's deviation, and how often it was given."""
 
     kind: str
-    sensitivity: float
+    sensitivity: float  # where q < 1: of replacing a row that was drawn
     sigma: float
-    q: float = 1.0
+    q: float = 1.0  # share of a site's rows that each is about, drawn without replacement
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -125,7 +120,6 @@ def compose(entries: Sequence[Entry], delta: float) -> float:
             "Answers about a sample of the rows (minibatches) need an accountant: pip install "
             "'equifed[dp]', or take all rows (batch_size = None)."
         ) from None
-    check_delta(delta)
     accountant = RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
     for entry in entries:
         # The accountant knows counts of rows, not shares: round towards more.
@@ -157,11 +151,117 @@ def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, in
     return high
 
 
+class Mechanism(NamedTuple):
+    """One kind of answer: what it is, and its part of mu^2 of those that are asked."""
+
+    words: str
+    part: float
+
+
+MECHANISMS = {
+    "moments": Mechanism("second moments", 1.0),
+    "losses": Mechanism("mean loss", 1.0),
+    "gradients": Mechanism("mean gradient", 3.0),
+    "steps": Mechanism("gradient of a local step", 3.0),
+    "updates": Mechanism("sum of updates", 0.0),  # at the server, of whole clients
+}
+IDLE = 0.1  # part of losses that are recorded but decide nothing
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How often one client is asked in all rounds together."""
+
+    moments: int = 0
+    losses: int = 0
+    gradients: int = 0
+    steps: int = 0
+    q: float = 1.0  # share of its rows in each local step
+    idle: bool = False  # losses decide nothing
+    part: float = 1.0  # of mu^2 for this plan, where a client has several
+
+    def counts(self) -> dict[str, int]:
+        """Return the kinds that are asked, and how often."""
+        return {kind: count for kind in MECHANISMS if (count := getattr(self, kind, 0))}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds on rows, and the budget of their client; see :class:`equifed.Privacy`."""
+
+    epsilon: float
+    rows: float
+    loss: float
+    rounds: int
+    delta: float = 1e-5
+    unit: Unit = "record"
+    gradient: float | None = None
+    most_rows: int = 1
+    preparation: Literal["refused", "public"] = "refused"
+    secret: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = dict.fromkeys(("epsilon", "rows", "loss", "gradient"), "(0, inf)")
+        bounds |= dict.fromkeys(("rounds", "most_rows"), "[1, inf)")
+        check_settings(self, unit=get_args(Unit), preparation=("refused", "public"), **bounds)
+        check_delta(self.delta)
+        if self.most_rows > 1 and self.unit == "record":
+            raise ValueError(f"Privacy most_rows={self.most_rows} needs unit='person'.")
+
+    def split(self, planned: Planned) -> dict[str, float]:
+        """Return the share of mu^2 of every kind that is asked."""
+        parts = {kind: MECHANISMS[kind].part for kind in planned.counts()}
+        if planned.idle and "losses" in parts:
+            parts["losses"] *= IDLE
+        whole = math.fsum(parts.values())
+        return {kind: part / whole for kind, part in parts.items()}
+
+    def multipliers(self, planned: Planned) -> dict[str, float]:
+        """Return sigma / D of every kind, so that all planned answers meet the budget."""
+        shares, each = self.split(planned), {}
+        for kind, times in planned.counts().items():
+            q = planned.q if kind == "steps" else 1.0
+            each[kind] = q * math.sqrt(times / shares[kind]), q, times
+        factor = find_factor(self.epsilon, self.delta, tuple(each.values()))
+        return {kind: factor * raw / math.sqrt(planned.part) for kind, (raw, *_) in each.items()}
+
+    def reach(self, slope: float = 1.0, bias: bool = True, squared: bool = False) -> dict[str, Any]:
+        """Return how far another row moves the sum of each kind of answer, at most.
+
+        Gradients are as long as the loss's ``slope`` in the outputs times the row, with the one of
+        a bias; moments are of rows with the targets of a ``squared`` loss.
+        """
+        long = math.sqrt(self.rows**2 + bias)
+        longest = slope * long if self.gradient is None else self.gradient
+        square = long**2 + (self.loss if squared else 0.0)
+        moved = {"moments": math.sqrt(2.0) * square, "losses": self.loss}
+        return moved | dict.fromkeys(("gradients", "steps"), 2 * longest)
+
+    def price(
+        self, kind: str, planned: Planned, reach: float, size: int, count: int | None = None,
+        steps: int = 1, slack: float = 1.0,
+    ) -> Entry:  # fmt: skip
+        """Return what answers cost about ``count`` of ``size`` rows, by default as planned."""
+        count = count or (round(planned.q * size) if kind == "steps" else size)
+        moved, scale = reach / count * self.most_rows, self.multipliers(planned)[kind]
+        return Entry(kind, moved * slack, scale * moved * slack, count / size, steps)
+
+    def describe(self) -> str:
+        """Say what is protected, and by what budget."""
+        whose = f"every {'row' if self.unit == 'record' else 'person'} of a client"
+        budget = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+        return f"Privacy: {whose} has {budget} by noise added at the client"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the settings as a configuration has them, without what is not given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
 class Ledger:
     """The budget of one site, which is what may be published, and what it has spent.
 
-    Entries are kept over runs in the file ``path``, if it is given, which is written before
-    :meth:`spend` returns. ``unit`` is whose rows are protected, ``name`` the site.
+    Entries are kept over runs in the file ``path``, if it is given. ``unit`` is whose rows are
+    protected, ``name`` the site.
     """
 
     def __init__(
@@ -240,3 +340,10 @@ class Ledger:
                 f"asked for are unit {self.unit!r} at delta {self.delta:g}; keep to the ledger's."
             )
         self.entries = known.entries
+
+
+def list_entries(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return every kind of answer with its ``share`` of mu^2, if any, and its epsilon ``alone``."""
+    shares = [e.square / ledger.mu**2 if e.q == 1 else None for e in ledger.entries]
+    pairs = zip(ledger.entries, shares, strict=True)
+    return [asdict(e) | {"share": s, "alone": compose([e], ledger.delta)} for e, s in pairs]

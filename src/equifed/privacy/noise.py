@@ -38,11 +38,10 @@ class StreamNoise:
 class SecretNoise:
     r"""Discrete Gaussian noise on a grid, from the operating system's cryptographic source.
 
-    Values are rounded to multiples of :math:`\gamma = 2^{-10} D / \sqrt d` (d numbers of
-    sensitivity D), which moves two answers apart by at most :math:`2^{-10} D`: the ledger counts
-    :math:`(1 + 2^{-10}) D`. The noise is a discrete Gaussian on this grid, by rejection from a
-    discrete Laplace variable (Canonne, Kamath and Steinke 2020). With 64 random bits at a time the
-    total variation distance from it is below 1e-11 for sigma up to :math:`10^6 \gamma`.
+    d numbers of sensitivity D are rounded to multiples of :math:`\gamma = 2^{-10} D / \sqrt d`: the
+    ledger counts :math:`(1 + 2^{-10}) D`. Noise is by rejection from a discrete Laplace variable
+    (Canonne, Kamath and Steinke 2020), with 64 random bits at a time: its total variation distance
+    from the exact one is below 1e-11 for sigma up to :math:`10^6 \gamma`.
     """
 
     slack = 1 + GRID

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,18 +23,16 @@ from equifed.models.curvature import find_places, read_design, trained_rows
 from equifed.models.flat import FlatModel
 from equifed.models.layers import write_out
 from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, as_outputs, fitted_loss
-from equifed.privacy.budget import Bounds, Planned
-from equifed.privacy.ledger import Entry, Ledger
+from equifed.privacy.ledger import Bounds, Entry, Ledger, Planned
 from equifed.privacy.noise import Noise
 from equifed.training.files import digest, read_sealed, seal, write_file
 
 CHUNK = 256  # rows whose gradients are taken at once
 ROUNDING = 1e-6  # by which clipped rows stay below their bound in single precision
-# The curvature of an own bias is taken for at least so many times its gradient's noise, so that
-# noise moves it by an eighth of a logit in each step
-OWN_FLOOR = 8.0
+OWN_FLOOR = 8.0  # least curvature of an own bias, in its gradient's noise: steps of an eighth
 # Length of a loss's derivative in the outputs, at most
 LARGEST_SLOPE: dict[str | None, float] = {"cross_entropy": math.sqrt(2.0), "binary_logistic": 1.0}
+Answer: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Unanswered(ValueError):
@@ -120,9 +118,7 @@ class PrivateSite:
         """Return how many answers of a kind the ledger has."""
         return sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
 
-    def enter(
-        self, kind: str, steps: int = 1, count: int | None = None
-    ) -> Callable[[Tensor], Tensor]:
+    def enter(self, kind: str, steps: int = 1, count: int | None = None) -> Answer:
         """Enter answers in the ledger, or refuse them, and return what adds their noise, once."""
         entry, first = self.price(kind, count, steps), self.count(kind)
         self.ledger.spend(entry)
@@ -141,18 +137,14 @@ class PrivateSite:
         """Return the mean of the rows' gradients, clipped to C, with that of the penalty."""
         return self.step_gradients(1, None, "gradients")(x)
 
-    def step_gradients(
-        self, steps: int, batch_size: int | None, kind: str = "steps"
-    ) -> Callable[[Tensor], Tensor]:
+    def step_gradients(self, steps: int, batch_size: int | None, kind: str = "steps") -> Answer:
         """Return what gives noised gradients, entered beforehand, each of rows drawn anew."""
         if self.linear == "squared":
             return lambda u: self._with_pull(self._quadratic(u)[1], u)
         count = min(batch_size or self.size, self.size)
-        if count < self.size and self.privacy.unit == "person":
-            raise Unanswered(
-                f"batch_size={batch_size}: samples of rows are not samples of persons; take all "
-                "rows (batch_size=None) with unit='person'."
-            )
+        persons = count < self.size and self.privacy.unit == "person"
+        told = "samples of rows are not samples of persons; take all rows (batch_size=None)"
+        refuse({f"batch_size={batch_size}: {told} with unit='person'.": persons})
         turns = itertools.count(self.count(kind))
         add_noise = self.enter(kind, steps, count)
 
@@ -170,14 +162,9 @@ class PrivateSite:
             add_noise, whole = self.enter("moments"), self.mean_moments()
             self._told.append(unflatten_symmetric(add_noise(flatten_symmetric(whole)), len(whole)))
             if self._file is not None:
-                path, about = self._file
-                about = {**about, "sigma": self._sigmas["moments"]}
-                write_file(path, seal({**about, "moments": self._told[0].tolist()}))
+                told = {"sigma": self._sigmas["moments"], "moments": self._told[0].tolist()}
+                write_file(self._file[0], seal({**self._file[1], **told}))
         return self._told[0]
-
-    def share_moments(self, other: PrivateSite) -> None:
-        """Tell the same moments as another site of these rows, whichever of both is asked first."""
-        self._told, self._sigmas = other._told, other._sigmas
 
     def keep_moments(self, path: Path, run: str) -> None:
         """Keep moments in a file; those of the same rows that a run has paid for cost nothing."""
@@ -260,10 +247,7 @@ class PrivateSite:
         return rows @ self.uncentre(x)[self._places].T.double()
 
     def mean_gradient(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero.
-
-        In double precision: what single precision rounds may be more than a row of many moves.
-        """
+        """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero."""
         inputs, targets = self._inputs, self._targets
         if rows is not None:
             inputs, targets = inputs[rows], targets[rows]
@@ -273,6 +257,7 @@ class PrivateSite:
         def loss(x: Tensor, row: Tensor, target: Tensor) -> Tensor:
             return self.model.sample_losses(x, row[None], target[None])[0]
 
+        # What single precision rounds may be more than a row of many moves
         total = torch.zeros_like(x, dtype=torch.float64)
         each = vmap(grad(loss), in_dims=(None, 0, 0))
         for some in zip(torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True):
@@ -280,7 +265,6 @@ class PrivateSite:
         return total / len(inputs)
 
     def _linear_gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return it in closed form: slopes times rows."""
         assert self.linear is not None
         with torch.no_grad():
             slopes = DERIVATIVES[self.linear].first(self._outputs(x, inputs), targets)
@@ -310,12 +294,10 @@ class PrivateSite:
         return gradient
 
     def _with_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Add the penalty's gradient."""
         pull = self.model.add_pull(torch.zeros_like(x), self.uncentre(x), self.own_l2)
         return gradient + self._centre_gradient(pull)
 
     def _positive(self) -> Tensor:
-        """Return the noised moments, made positive."""
         moments = self.moments()
         if len(self._told) == 1:
             values, axes = torch.linalg.eigh(moments)

@@ -1,8 +1,7 @@
 """``fit`` under differential privacy: few candidates, of which each is paid for, as is the choice.
 
-Every client has one ledger for all its rows. A stated part of its mu^2 is for the losses on
-validation rows that choose; the rest is for the candidates' runs, equally, but for second moments,
-which are told once for all of them. The parts add up for every row and for every person.
+Every client has one ledger for all its rows: a part of its mu^2 is for the losses on validation
+rows that choose, the rest for the candidates' runs, equally, and for second moments, told once.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import torch
 from equifed.algorithms import FairNewton
 from equifed.contract import Stream
 from equifed.data import Federation
-from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.clients import PrivateClients
+from equifed.privacy.ledger import Bounds, Planned
 from equifed.privacy.noise import make_noise
 from equifed.privacy.site import PrivateSite, Unanswered
 from equifed.runs import candidates
@@ -101,8 +100,7 @@ def _plan(
     assert data.validation is not None
     trained, held = list[PrivateSite](), list[PrivateSite | None]()
     for i, (ledger, rows) in enumerate(zip(clients.ledgers, data.validation.sizes, strict=True)):
-        # noise is addressed by the ledger, which both sites share
-        given = i, ledger, make_noise(stream.at(i), privacy.secret)
+        given = i, ledger, make_noise(stream.at(i), privacy.secret)  # addressed by the ledger
         part = CHOOSING if rows else 0.0
         trained.append(clients.make_site(*given, replace(asked, part=1 - part)))
         own = replace(chosen, part=part)
@@ -114,11 +112,9 @@ def _describe(privacy: Bounds, points: Sequence[Point], data: Federation) -> str
     asked = f"{len(points)} candidates of {privacy.rounds} rounds each"
     if data.classes is None:
         asked = f"second moments, from which all {len(points)} candidates follow,"
-    parts = (
-        f"{asked} {1 - CHOOSING:.0%} of mu^2, what validation rows tell to choose {CHOOSING:.0%}"
-    )
+    whole = f"{1 - CHOOSING:.0%} of mu^2, what validation rows tell to choose {CHOOSING:.0%}"
     free = "the simulation's own and cost nothing here; they did not influence the choice"
-    return f"{privacy.describe()}: {parts}. Test rows are {free}."
+    return f"{privacy.describe()}: {asked} {whole}. Test rows are {free}."
 
 
 def _score(run: History, plain: PrivateClients, held: Sequence[PrivateSite | None]) -> Score:
@@ -136,8 +132,7 @@ def _finish(data: Federation, choice: Choice, runs: dict[Point, History], privac
     best = {family: runs[point] for family, point in choice.best.items()}
     for family, point in choice.best.items():
         history, clients = best[family], _build(point, data, privacy)
-        parameters: Any = history.parameters
-        x = clients.flatten(parameters)
+        x = clients.flatten(history.parameters or {})
         if history.own is not None:
             rows = [part.flatten(1) for part in history.own.values()]
             clients = clients.with_own(torch.cat(rows, dim=1))
