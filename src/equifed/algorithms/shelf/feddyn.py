@@ -26,8 +26,24 @@ class State:
     multipliers: ClientVectors | None = None
 
 
+class _Dynamic(Federated):
+    """Local steps with a proximal term of strength alpha."""
+
+    local: LocalSGD
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, "FedAvg has none", alpha="(0, inf)")
+        if self.local.proximal:
+            raise ValueError(
+                f"{type(self).__name__} sets local.proximal to alpha = {self.alpha}, got "
+                f"local.proximal = {self.local.proximal}; leave it out."
+            )
+
+
 @dataclass(frozen=True)
-class FedDyn(Federated):
+class FedDyn(_Dynamic):
     r"""FedDyn (Acar et al. 2021), Algorithm 1: dynamic regularisation of the local losses.
 
     .. math::
@@ -68,10 +84,6 @@ class FedDyn(Federated):
 
     remembers: ClassVar = True  # clients keep h_i: sampling leaves no noise
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamic(self)
-
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round; all h start at zero."""
         return State(x, torch.zeros_like(x))
@@ -108,7 +120,7 @@ class RobustState:
 
 
 @dataclass(frozen=True)
-class DRDM(Federated):
+class DRDM(_Dynamic):
     r"""DRDM: the dual steps of DRFA with the local steps of FedDyn.
 
     .. math::
@@ -160,10 +172,6 @@ class DRDM(Federated):
 
     equal_steps: ClassVar = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamic(self)
-
     def init(self, clients: Clients, x: Vector) -> RobustState:
         """Return the state before the first round; all h start at zero."""
         weights = self.objective.start(len(clients.names))
@@ -208,16 +216,6 @@ class DRDM(Federated):
         total = state.h + new - old.weighted_sum(counted[here])
         counted[here] = mix[here]
         return total, counted
-
-
-def check_dynamic(given: FedDyn | DRDM) -> None:
-    """Refuse an alpha that is none, and two of them."""
-    check_settings(given, "FedAvg has none", alpha="(0, inf)")
-    if given.local.proximal:
-        raise ValueError(
-            f"{type(given).__name__} sets local.proximal to alpha = {given.alpha}, got "
-            f"local.proximal = {given.local.proximal}; leave it out."
-        )
 
 
 def dynamic_steps(
