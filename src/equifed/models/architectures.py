@@ -162,8 +162,7 @@ def initialise(module: nn.Module, stream: Stream) -> nn.Module:
     """Draw the parameters anew, in place, from the address of ``stream``; return the module.
 
     Every submodule with ``reset_parameters`` draws its own default distribution, from the address
-    extended by its name: in float32 on the CPU, so that all dtypes and devices start at the same
-    point. Parameters that no submodule resets stay as built. The global random state is untouched.
+    extended by its name: in float32 on the CPU, so that all dtypes and devices start alike.
 
     >>> first, second = (initialise(build("mlp", (3,), 2), Stream(1)) for _ in range(2))
     >>> all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))

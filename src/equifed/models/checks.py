@@ -88,6 +88,11 @@ def _find_fault(part: Any) -> str | None:
         "has dropout besides add_bias_kv or add_zero_attn, which is not supported; set "
         "dropout=0.0 there": attends and (part.add_zero_attn or part.bias_k is not None),
     }
+    return find_reason(reasons)
+
+
+def find_reason(reasons: Mapping[str, Any]) -> str | None:
+    """Return the first reason that holds."""
     return next((why for why, holds in reasons.items() if holds), None)
 
 
@@ -252,17 +257,9 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 def is_plain(module: nn.Module) -> bool:
     """Tell whether a call of this module runs its class's ``forward`` and nothing else."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_backward_hooks,
-        torch_module._global_backward_pre_hooks,
-    )
-    return "forward" not in vars(module) and not any(hooks)
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = [(getattr(module, kind), getattr(torch_module, f"_global{kind}")) for kind in kinds]
+    return "forward" not in vars(module) and not any(any(pair) for pair in hooks)
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

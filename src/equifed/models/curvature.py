@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, get_float32_matmul_precision, nn
 
 from equifed.contract.arrays import Index, Weights
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.models.architectures import ZeroLinear
-from equifed.models.checks import is_plain
+from equifed.models.checks import find_reason, is_plain
 from equifed.models.flat import FlatModel, unflatten
 from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, fitted_loss
 
+REAL = (torch.float32, torch.float64)
 PARTS = ("weight", "bias")  # parameters of a linear layer
 
 # Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass
@@ -82,11 +83,9 @@ def refuse_bounds(model: FlatModel) -> str | None:
 
 
 def _free_bias(inputs: Tensor, l2: float) -> float:
-    """Return a lower bound on the curvature of least squares with a bias that is not penalised.
-
-    With the mean c of the inputs no eigenvalue is below l2 or the smaller one of
-    :math:`[[2 |c|^2 + l2, 2 |c|], [2 |c|, 2]]`, of determinant 2 l2.
-    """
+    """Return a bound below the curvature of least squares with a bias that is not penalised."""
+    # With the mean c of the inputs: l2, or the smaller eigenvalue of a matrix of determinant 2 l2,
+    # [[2 |c|^2 + l2, 2 |c|], [2 |c|, 2]]
     mean = inputs.detach().to("cpu", torch.float64).flatten(1).mean(dim=0)
     trace, determinant = 2 * float(mean.square().sum()) + l2 + 2, 2 * l2
     smaller = 2 * determinant / (trace + math.sqrt(max(trace**2 - 4 * determinant, 0.0)))
@@ -156,14 +155,14 @@ def _cure(model: FlatModel) -> str:
 
 def _rounded(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why numbers are too coarse for bounds, if they are."""
-    if torch.is_autocast_enabled(device.type):
-        return "torch.autocast rounds what the model computes, which no bound here covers"
-    products = torch.get_float32_matmul_precision()
-    if dtype not in (torch.float32, torch.float64):
-        return f"the model computes in {dtype}, whose rounding no bound here covers"
-    if dtype == torch.float32 and products != "highest":
-        return f"torch rounds matrix products to {products!r} precision, which no bound here covers"
-    return None
+    autocast, products = torch.is_autocast_enabled(device.type), get_float32_matmul_precision()
+    coarse = dtype == torch.float32 and products != "highest"
+    reasons = {
+        "torch.autocast rounds what the model computes, which no bound here covers": autocast,
+        f"the model computes in {dtype}, whose rounding no bound here covers": dtype not in REAL,
+        f"torch rounds matrix products to {products!r} precision, which no bound covers": coarse,
+    }
+    return find_reason(reasons)
 
 
 def _eigenvalues(a: Tensor, clients: int) -> tuple[float, float, bool]:
@@ -197,17 +196,18 @@ class LinearHessian:
             raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
         if thin is None and form == "projected":
             raise ValueError("Blocks are projected on a thin matrix; give one.")
-        rows = trained_rows(model)
-        if rows is None:
-            return "the model is not linear"
+        rows, name = trained_rows(model), getattr(model.loss, "__name__", "?")
         loss = fitted_loss(model.loss.base if isinstance(model.loss, Weighted) else model.loss)
-        if loss is None:
-            name = getattr(model.loss, "__name__", "?")
-            return f"the second derivative of the loss {name} is not known"
-        if model.own_size and not profile:
-            return "clients have own parameters, and the sum would have to do without them"
-        if model.dtype not in (torch.float32, torch.float64):
-            return f"the model computes in {model.dtype}"
+        without = "clients have own parameters, and the sum would have to do without them"
+        reasons = {
+            "the model is not linear": rows is None,
+            f"the second derivative of the loss {name} is not known": loss is None,
+            without: model.own_size and not profile,
+            f"the model computes in {model.dtype}": model.dtype not in REAL,
+        }
+        if why := find_reason(reasons):
+            return why
+        assert rows is not None and loss is not None
         return cls(model, rows, loss, find_places(model), form)
 
     @property

@@ -31,11 +31,7 @@ def export(
 ) -> list[Path]:
     """Write a predictor into a folder, and return the files.
 
-    Parameters
-    ----------
-    program, onnx : bool
-        Whether to write the module as a program of ``torch.export``, and as an ONNX model (which
-        needs the packages onnx and onnxscript: ``equifed[onnx]``).
+    Its module becomes a ``program`` of ``torch.export``, too, and an ``onnx`` model, if asked for.
     """
     if predictor.own:
         names = ", ".join(predictor.clients[:12])

@@ -35,16 +35,13 @@ CHUNK_BYTES = 1 << 27
 def features(module: nn.Module, data: Federation, layer: str | None = None) -> Federation:
     """Return the federation with a module's features in place of its inputs.
 
-    A linear head on them is a convex problem: SCAFF-PD solves it and proves it. Clients, targets,
-    groups and splits stay; the module is used as in evaluation, and is left as it was. Rows of a
-    table cannot be prepared for the head alone, so the features have no ``preparation``.
+    A linear head on them is a convex problem. Clients, targets, groups and splits stay; the module
+    is used as in evaluation, and is left as it was. The features have no ``preparation``.
 
     Parameters
     ----------
-    module : nn.Module
-        Trained or pretrained; takes a batch of the federation's inputs, on its own device.
-    data : Federation
-        The samples.
+    module, data
+        Trained or pretrained, on its own device; the samples.
     layer : str, optional
         Name of the part (``module.named_modules()``) whose output is taken; None is the module's
         own output. What has several axes per sample is flattened.
@@ -164,22 +161,16 @@ def convexify(
     """Return the federation with tangent features of a trained network in place of its inputs.
 
     Train the model ``linear`` on it with the loss ``squared``: classes become one-hot vectors, and
-    SCAFF-PD has its guarantees and its certificate. All splits are converted with the same
-    coordinates, in float32, and divided by the root of the mean squared norm on the training
-    samples, so that the problem's smoothness is of order one. (Ours: the paper does not say.)
+    SCAFF-PD has its guarantees and its certificate. All splits are divided by the root of the mean
+    squared norm on the training samples, so that the problem's smoothness is of order one. (Ours:
+    the paper does not say.)
 
     Parameters
     ----------
-    federation : Federation
-        The data the network was trained on.
-    module : nn.Module
-        The network's architecture.
-    parameters : mapping of str to tensor
-        Its trained parameters (``History.parameters``).
-    coordinates : int
-        Features to keep, all if the network has fewer; the paper keeps 50,000.
-    seed : int
-        Of the choice of coordinates.
+    federation, module, parameters
+        What the network was trained on, its architecture, and ``History.parameters``.
+    coordinates, seed
+        Features to keep, all if the network has fewer, and of their choice; the paper keeps 50,000.
     """
     shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
     for name, shape in shapes.items():

@@ -225,17 +225,9 @@ def weigh_classes(
 ) -> SampleLoss:
     """Return a loss that weighs classes.
 
-    Parameters
-    ----------
-    loss : callable
-        Per-sample loss.
-    weights : {"balanced"} or mapping, optional
-        ``"balanced"`` gives class k the weight :math:`n / (K n_k)` with the clients' training
-        samples counted together, as in scikit-learn: all classes count the same and the mean weight
-        of a sample is 1. A mapping gives the weight of every class, by its name or number; classes
-        that it leaves out have 1.
-    federation : Federation
-        The data.
+    ``"balanced"`` gives class k the weight :math:`n / (K n_k)` with the clients' training samples
+    counted together, as in scikit-learn. A mapping gives the weight of every class, by its name or
+    number; classes that it leaves out have 1.
 
     >>> from equifed.data import Federation
     >>> rare = Federation.from_clients({"a": (torch.zeros(4, 1).numpy(), [0, 0, 0, 1])})

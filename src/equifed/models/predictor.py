@@ -40,16 +40,13 @@ class Predictor:
     """Predicts for new rows, which it prepares as the training rows were.
 
     Rows come as a data frame, a mapping of columns or the path of a CSV or Parquet file, matched by
-    name; or as an array. An array holds what the model was trained on: the columns of
-    :attr:`columns` in order and unscaled where a table was prepared, else samples of
-    ``input_shape``.
+    name; or as an array of what the model was trained on: :attr:`columns` in order and unscaled
+    where a table was prepared, else samples of ``input_shape``.
 
     Parameters
     ----------
-    module : torch.nn.Module
-        With its weights, in evaluation mode.
-    input_shape : tuple of int
-        Of one prepared sample.
+    module, input_shape
+        With its weights, in evaluation mode; the shape of one prepared sample.
     classes : tuple of str, optional
         Names of the classes; None for a regression.
     link : {"softmax", "sigmoid", None}
@@ -58,19 +55,15 @@ class Predictor:
         How a table becomes features.
     clients : tuple of str
         Who took part in training.
-    tokens : bool
-        Samples are indices, not numbers.
-    outputs_shape : tuple of int
-        Of one sample's values, in a regression; () for one.
+    tokens, outputs_shape
+        Samples are indices, not numbers; one sample's values, in a regression, () for one.
     own : mapping of parameter name to tensor
-        Own parameters, a row for each of ``clients``. Rows of a client are predicted with its own
-        part; others with the module as it is, which holds the mean, and a warning.
+        Own parameters, a row for each of ``clients``. Rows of others are predicted with the module
+        as it is, which holds the mean, and a warning.
     only : str, optional
         The module has the own part of this client: rows of others are refused.
-    loss : str, optional
-        The loss that it was trained with, where own parts can be fitted to it.
-    own_l2 : float or str
-        Strength of the penalty on own parameters in training, as for :func:`equifed.simulate`.
+    loss, own_l2
+        What own parts can be fitted to: the loss of training, and the strength of its penalty.
     layout : Layout, optional
         The arrays of a sample, where there are several: rows come as a mapping or tuple of arrays.
 
@@ -120,13 +113,8 @@ class Predictor:
     def predict(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the class name, or the value, of every row.
 
-        Parameters
-        ----------
-        rows : DataFrame, mapping of columns, path or array
-            The samples; a mapping or tuple of arrays where they consist of several.
-        client : str or sequence of str, optional
-            Whose rows they are: of all, or one by one; it matters where clients have own parts or
-            scales of their own. By default the table's client column says it.
+        ``client`` says whose rows they are, of all or one by one, where clients have own parts or
+        scales of their own; by default the table's client column does.
         """
         if self.classes is None:
             values = self.in_units(self._outputs(rows, client))
@@ -227,19 +215,10 @@ class Predictor:
     ) -> Predictor:  # fmt: skip
         """Return what predicts for a client that took no part in training.
 
-        With labelled rows it fits the client's own part at the shared parameters, as training would
-        have, with the same penalty; without, it takes the mean of the clients' own parts.
-
-        Parameters
-        ----------
-        rows, targets
-            The client's samples, as for :meth:`predict`, and their class names or values; those of
-            a table may be among its columns.
-        client : str
-            Its name.
-        own_l2 : float or str, optional
-            Strength of the penalty on the own part; that of training by default. ``"3/n"`` is 3
-            divided by the number of rows.
+        With labelled rows (targets of a table may be among its columns) it fits the client's own
+        part at the shared parameters, as training would have; without, it takes the mean of the
+        clients' own parts. ``own_l2`` is the strength of the penalty, by default that of training;
+        ``"3/n"`` is 3 divided by the number of rows.
         """
         if self.only is not None:
             raise ValueError(

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from equifed.contract.arrays import show_text
+from equifed.models.checks import find_reason
 from equifed.models.curvature import find_places, read_design, trained_rows
 from equifed.models.flat import FlatModel
 from equifed.models.layers import write_out
@@ -41,9 +42,8 @@ class Unanswered(ValueError):
 
 def refuse(reasons: Mapping[str, Any]) -> None:
     """Refuse for the first reason that holds."""
-    for why, holds in reasons.items():
-        if holds:
-            raise Unanswered(why)
+    if why := find_reason(reasons):
+        raise Unanswered(why)
 
 
 class PrivateSite:

@@ -55,8 +55,8 @@ class FedDyn(_Dynamic):
 
     by local steps from x; clients keep :math:`h_i`, which become their gradients at the solution.
     The :math:`p_i` are those over all clients (1/N in the paper) and :math:`\bar p_i` those over S,
-    so that h stays the p-weighted sum of all :math:`h_i`. Few or short local steps leave the
-    argmin far away: then alpha must be large, or the sum h swings (the paper takes whole passes).
+    so that h stays the p-weighted sum of all :math:`h_i`. Few or short local steps need a large
+    alpha, or the sum h swings (the paper takes whole passes).
 
     Parameters
     ----------
@@ -105,10 +105,7 @@ class FedDyn(_Dynamic):
 
 @dataclass(frozen=True)
 class RobustState:
-    """The model, the weights, the clients' h_i, and their sum by the weights that they count with.
-
-    Losses known, and rounds since each client's last answer.
-    """
+    """The model, the weights, the clients' h_i, and their sum, by weights that count."""
 
     x: Vector
     weights: Weights

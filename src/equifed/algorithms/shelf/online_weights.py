@@ -41,9 +41,8 @@ class AAggFF(Federated):
        + \tfrac{b}{2} \textstyle\sum_t \langle g_t, p\rangle^2, \qquad a = 4,\ b = N/4
 
     with the normal distribution function, one of six that the paper tries (Section 4.3), for silos;
-    it keeps N times N numbers. Regret is bounded, no objective is minimised. Clients that take no
-    part keep their last loss, and weights of those who do are :math:`p_i N/|S|` here, which has the
-    right mean; the paper divides by their sum.
+    it keeps N times N numbers. It has no objective. Clients that take no part keep their last
+    loss, and weights of those who do are :math:`p_i N/|S|`; the paper divides by their sum.
 
     Checked against the released code (``src/server/aaggffserver.py``), not the paper's text: the
     code adds a times the identity to the curvature once more and turns the normal distribution
@@ -146,11 +145,10 @@ class FedDGGA(Federated):
        \frac{G_i - \bar G}{\max_j |G_j - \bar G|}\Bigr), \qquad
        p \leftarrow p / \textstyle\sum_j p_j
 
-    with :math:`f_i(x)` on the client's validation samples (its training samples where the
-    federation has none) and :math:`f_i^\star` the loss of the client's own model, ``references``.
-    The paper takes the client's model of that round for :math:`f_i^\star`, which only the client
-    could measure, and lets the step fall linearly to zero over a number of rounds that is known
-    before; here it decays. Absent clients keep their last loss. It minimises no objective.
+    with :math:`f_i(x)` on the client's validation samples (training samples where there are none)
+    and :math:`f_i^\star` the loss of the client's own model, ``references``. The paper takes the
+    client's model of that round for it, which only the client could measure, and lets the step fall
+    linearly to zero; here it decays. Absent clients keep their last loss. It has no objective.
 
     Parameters
     ----------
@@ -215,7 +213,7 @@ def held_out(clients: Clients, x: Vector, stream: Stream) -> Losses:
     values = found[0].metrics["loss"]
     values = values if len(values) == len(clients.index) else values[clients.index]
     if np.isnan(values).any():
-        return np.where(np.isnan(values), clients.losses(x, stream.at("losses")), values)
+        values = np.where(np.isnan(values), clients.losses(x, stream.at("losses")), values)
     return values
 
 

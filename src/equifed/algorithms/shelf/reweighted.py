@@ -25,21 +25,17 @@ class Reweighted(Federated):
        x \leftarrow x - \text{server\_lr} \sum_i w_i (x - u_i)
 
     One local step is a gradient step on the objective; several are FedAvg's, weighted. The weights
-    are divided by their sum (which only objectives with a free sum, such as PropFair's, change), so
-    that the step size is that of FedAvg. An objective that is no smooth function of the losses (the
-    worst case, CVaR) makes this swing: use SCAFF-PD or AFL.
-
-    Clients that take no part keep their last loss (at first the mean of the others), and the
-    weights of those present are :math:`w_i N/|\text{present}|`.
+    are divided by their sum, so that the step size is that of FedAvg. An objective that is no
+    smooth function of the losses (the worst case, CVaR) makes this swing: use SCAFF-PD or AFL.
+    Clients that take no part keep their last loss, and the weights of those present are
+    :math:`w_i N/|\text{present}|`.
 
     Parameters
     ----------
     objective : Objective
         Phi; one with a dual step or without.
-    local : LocalSGD
-        Local work.
-    participation, server_lr : float
-        Fraction of clients in a round; step of the server.
+    local, participation, server_lr
+        As for FedAvg.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
 
@@ -92,10 +88,9 @@ def tilted_erm(
     .. math:: \Phi = \tfrac1t \log \textstyle\sum_i p_i e^{t f_i}, \qquad
               w_i = \frac{p_i e^{t f_i(x)}}{\sum_j p_j e^{t f_j(x)}} \quad \text{(their Lemma 1)}
 
-    One local step is their batch method; clients take the role of their groups, and several local
-    steps are ours. Large t approaches the worst case, t = 0 is FedAvg, t < 0 discounts clients with
-    large losses. Their stochastic method keeps a moving average of the normaliser for the losses it
-    does not see in a step; here clients that take no part keep their last loss in the sum.
+    One local step is their batch method, with clients for groups; several are ours. Large t
+    approaches the worst case, t = 0 is FedAvg, t < 0 discounts clients with large losses. Clients
+    that take no part keep their last loss in the sum.
 
     Parameters
     ----------
@@ -128,9 +123,8 @@ def propfair(
 
     It minimises :math:`-\sum_i p_i \log(M - f_i)`, continued by its tangent where M - f_i is below
     ``floor``. ``prior`` are the p_i: uniform unless given; the released code takes the numbers of
-    samples. The paper transforms the loss of every minibatch; here the weight is that of the
-    client's loss at the beginning of the round. The ceiling is a loss that is bad for everybody, in
-    multiples of ``scale`` as for :class:`equifed.objectives.Relative`.
+    samples. The paper transforms the loss of every minibatch, here it is that of the round's start.
+    The ceiling is in multiples of ``scale`` as for :class:`equifed.objectives.Relative`.
     Zhang, Malekmohammadi, Chen, Yu. "Proportional fairness in federated learning." TMLR 2023.
 
     >>> propfair(ceiling=3.0).objective
@@ -151,17 +145,15 @@ def semi_vred(
 ) -> Reweighted:
     """Return Semi-VRed: mean loss plus ``strength`` times the semi-variance of the losses.
 
-    ``prior`` are the weights of the means: uniform unless given, numbers of samples for instance;
-    ``scale`` as for :class:`equifed.objectives.Relative`.
+    ``prior`` are the weights of the means; ``scale`` as for :class:`equifed.objectives.Relative`.
     Malekmohammadi, Yu. "Semi-variance reduction for fair federated learning." arXiv:2406.16193
     (its text was not at hand).
 
     >>> semi_vred(1.0).objective
     SemiVariance(strength=1.0, prior=None, scale=None)
     """
-    return Reweighted(
-        SemiVariance(strength, prior, scale), local, participation, server_lr, patience
-    )
+    objective = SemiVariance(strength, prior, scale)
+    return Reweighted(objective, local, participation, server_lr, patience)
 
 
 @dataclass(frozen=True)
@@ -186,8 +178,8 @@ class FedEBA(Relative, Federated):
 
     Parameters
     ----------
-    local : LocalSGD
-        Local work.
+    local, participation, server_lr
+        As for FedAvg.
     temperature : float
         tau, in multiples of ``scale``: the smaller, the more the worst-served count.
     align : float
@@ -196,8 +188,6 @@ class FedEBA(Relative, Federated):
         theta in degrees, from 0 (gradients are aligned unless all losses are equal) to 90.
     align_model : bool
         Whether models are aligned within the angle, as in the paper; else local steps are plain.
-    participation, server_lr
-        As for FedAvg.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
     scale : float, optional
