@@ -156,10 +156,7 @@ def distribute(form, _):
 def keep_own(form, _):
     history = trained(form, "head")
     assert {part.shape[0] for part in history.own.values()} == {3}
-    scores = [
-        history.predictor().for_client(c).answer_owners(rows(form), None)
-        for c in ("north", "south")
-    ]
+    scores = [history.predictor().for_client(c).answer(rows(form)) for c in ("north", "south")]
     assert not np.allclose(*scores)
 
 

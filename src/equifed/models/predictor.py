@@ -193,6 +193,10 @@ class Predictor:
             rows = {one.name: rows[one.name] for one in layout.fields if one.name in held}
         return layout.pack(rows)
 
+    def answer(self, features: Array) -> Array:
+        """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
+        return self.run_module(self.module, features)
+
     def for_client(self, client: str) -> Predictor:
         """Return what predicts for one client alone: its own part is in the module."""
         if not self.own:
@@ -287,7 +291,7 @@ class Predictor:
         if not self.own or not owners:
             if self.own and owners is None:
                 _say_shared(self.own, "and it is not said whose rows these are (client=NAME)")
-            return self.run_module(self.module, features)
+            return self.answer(features)
         groups = group_rows(owners)
         warn_of_strangers(self.own, [name for name in groups if name not in self.clients])
         parts = []

@@ -100,8 +100,7 @@ class Alone:
             if len(self.samples[i]) and name not in self.one_class:
                 shared = trained.for_client(name) if trained.own else trained
                 inputs, targets = split.client(i)
-                outputs = shared.answer_owners(inputs, None)
-                seen = in_units(self.data, targets, np.empty(0), outputs)
+                seen = in_units(self.data, targets, np.empty(0), shared.answer(inputs))
                 found = gain_of_pairs(self.samples[i], measure_each(kind, seen), **sides)
                 if math.isfinite(found.difference):
                     out[name] = [found.difference, found.lower, found.upper, found.p]
