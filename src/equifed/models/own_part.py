@@ -84,8 +84,9 @@ def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
             f"own is one of {', '.join(map(repr, WORDS))}, or names and patterns of parameters, "
             f"got {own!r}."
         )
-    trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    every = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
+    trained = {p: n for n, p in module.named_parameters() if p.requires_grad}
+    held = module.named_parameters(remove_duplicate=False)
+    every = {n: trained[p] for n, p in held if p.requires_grad}  # tied ones have a first name
     wanted: set[str] = set()
     for pattern in patterns:
         found = [name for name in every if fnmatchcase(name, pattern)]
@@ -97,21 +98,22 @@ def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
             if pattern in WORDS and not alone:
                 words = f"; {pattern!r} must be given alone: own={pattern!r}"
             raise ValueError(
-                f"own: the model trains no parameter {what}; it trains {', '.join(trained)}{words}."
+                f"own: the model trains no parameter {what}; it trains "
+                f"{', '.join(trained.values())}{words}."
             )
-        wanted |= {_first_name(module, name) for name in found}
-    if wanted == set(trained):
+        wanted |= {every[name] for name in found}
+    if wanted == set(trained.values()):
         raise ValueError(
-            f"own: nothing would be shared, since the model trains {', '.join(trained)} alone; "
-            "leave some parameters to all clients."
+            f"own: nothing would be shared, since the model trains {', '.join(trained.values())} "
+            "alone; leave some parameters to all clients."
         )
-    return tuple(name for name in trained if name in wanted)
+    return tuple(name for name in trained.values() if name in wanted)
 
 
 def is_last_bias(module: nn.Module, names: Sequence[str]) -> bool:
     """Tell whether own parameters are the bias of the last layer and nothing else."""
-    last = _by_word(module, "bias")
-    return bool(last) and list(names) == [_first_name(module, name) for name in last]
+    last, first = _by_word(module, "bias"), {p: n for n, p in module.named_parameters()}
+    return bool(last) and list(names) == [first[module.get_parameter(name)] for name in last]
 
 
 def _by_word(module: nn.Module, word: str) -> list[str]:
@@ -127,12 +129,6 @@ def _by_word(module: nn.Module, word: str) -> list[str]:
     trained = [names for names in parts.values() if names]
     last = trained[-1] if trained else []
     return last if word == "head" else [n for n in last if n.rpartition(".")[2] == "bias"]
-
-
-def _first_name(module: nn.Module, name: str) -> str:
-    """Return the name under which a parameter comes first: tied ones have several."""
-    parameter = module.get_parameter(name)
-    return next(n for n, p in module.named_parameters() if p is parameter)
 
 
 def check_effect(
