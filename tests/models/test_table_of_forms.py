@@ -114,7 +114,7 @@ def set_up(form):
             Federation.from_clients(open_tokens(), client="site"), Tokens, {}, tokens,
         ),
         "model that returns `logits`": lambda: (rows, lambda: ByHand("object"), {}, joined),
-        "loss of your own": lambda: (rows, ByHand, {"loss": smooth}, joined),
+        "your own loss": lambda: (rows, ByHand, {"loss": smooth}, joined),
         "model that branches on values": lambda: (rows, Branching, {}, joined),
     }[form]()  # fmt: skip
 
