@@ -33,7 +33,7 @@ TOLD: list[tuple[Any, str, tuple[float, ...]]] = [
     (FIT, r"rho from (\S+) to (\S+);", (candidates.RHOS[0], candidates.RHOS[-1])),
     (FIT, r"client with (\w+) penalties `own_l2`", (len(candidates.OWN_L2),)),
     (FIT, r"own bias and fair objective with (\w+) rho", (len(candidates.OWN_RHOS),)),
-    (FIT, r"a (\w+) of the others validation", (candidates.SHARE,)),
+    (FIT, r"a (\w+) of the rest validation", (candidates.SHARE,)),
     (FIT, r"fewer than (\d+) validation rows, there are (\w+) folds",
      (candidates.ENOUGH, candidates.FOLDS)),
     (FIT, r"at most (\w+) the loss of the chosen one, on at least (\d+) held-out",

@@ -2,7 +2,7 @@
 
     python -m scripts.trust.liars                 # liars alone and in groups, some minutes
     python -m scripts.trust.liars --single        # thirteen lies of one client, some minutes
-    python -m scripts.trust.liars --write         # and put the tables into docs/trust.md
+    python -m scripts.trust.liars --write         # and put the tables into benchmarks/guards.md
 
 Every algorithm trains on drawn data (20 clients that differ, 1,000 test samples each) with some
 clients honest and with the same ones lying. Printed is what the honest client that is served worst
@@ -51,7 +51,7 @@ from equifed.training.loop import train
 from equifed.training.play_round import TrainingError
 from equifed.training.trackers import Callback
 
-PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "guards.md"
 ROUNDS, SEEDS, POINTS = 30, (0, 1, 2), 2.0
 OFF, ON = Guard("off"), Guard("on")
 

@@ -1,6 +1,6 @@
 """What four liars of twenty cost after more rounds, and what a bound on their whole influence does.
 
-    python -m scripts.trust.long_runs --write      # a minute or two of one core; into docs/trust.md
+    python -m scripts.trust.long_runs --write      # a minute or two of one core; into benchmarks/guards.md
 
 Guards bound what a client has of every step. Tried here besides is a bound over all rounds: who has
 had more than an equal share, summed over the rounds, by half of the whole weight, counts with an
@@ -81,7 +81,7 @@ def find_gain(budget: bool, rounds: int, seeds: Sequence[int]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write if asked to."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into trust.md")
+    parser.add_argument("--write", action="store_true", help="put the table into guards.md")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)

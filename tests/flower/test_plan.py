@@ -56,7 +56,7 @@ from equifed.training.loop import train
 
 pytestmark = pytest.mark.long
 
-PAGE = Path(__file__).parents[2] / "docs" / "parties.md"
+PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 KEY = Ed25519PrivateKey.generate()
 LINE = f'operators = ["{public_of(KEY, "anna").line} anna"]\n'
 
@@ -81,7 +81,7 @@ def test_sites_that_answer_anybody_answered_before() -> None:
 
 
 def test_what_a_signed_server_gets_by_choosing_models_is_what_the_page_says() -> None:
-    """The bounds of docs/privacy-parties.md: losses tell, and rounding makes them tell less."""
+    """The bounds of docs/parties.md: losses tell, and rounding makes them tell less."""
     with serve("secure") as server:
         used, plain = measure_gradient(server, 1e-5)
     with serve("secure", 1e-2) as server:

@@ -67,7 +67,7 @@ def test_a_run_with_enough_others_goes_on_and_writes_it_down(
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy-tables.md"
 PRINTED = re.search(
-    r"\*\*Policy\.\*\*.*?```toml\n(.*?)```", DEPLOY.read_text(encoding="utf-8"), re.DOTALL
+    r"\n## Policy\n.*?```toml\n(.*?)```", DEPLOY.read_text(encoding="utf-8"), re.DOTALL
 )
 
 
