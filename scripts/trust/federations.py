@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms import tilted_erm
-from equifed.algorithms.afl import AFL
-from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.afl import AFL, AgnosticFedAvg
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, fedprox

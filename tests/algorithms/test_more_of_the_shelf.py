@@ -29,7 +29,7 @@ from equifed.algorithms import (
     UPGrad,
     fedprox,
 )
-from equifed.algorithms.shelf.aaggff import regularised_leader, respond
+from equifed.algorithms.shelf.online_weights import regularised_leader, respond
 from equifed.contract.absence import Memory, Recall
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream

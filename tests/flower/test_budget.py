@@ -37,9 +37,8 @@ from equifed.flower.rehearsal import make_plan
 from equifed.flower.site import Policy, SiteError
 from equifed.models.flat import FlatModel
 from equifed.models.losses import binary_logistic
-from equifed.privacy.budget import Bounds, Planned
 from equifed.privacy.clients import PrivateClients
-from equifed.privacy.ledger import Entry, Ledger, compose
+from equifed.privacy.ledger import Bounds, Entry, Ledger, Planned, compose
 from equifed.privacy.noise import SecretNoise, StreamNoise
 from equifed.privacy.site import PrivateSite
 from equifed.training.history import History

@@ -27,7 +27,7 @@ from equifed.flower.client import make_client_app, to_federation
 from equifed.flower.handshake import StartError, describe_difference
 from equifed.flower.rehearsal import make_plan, sign_run
 from equifed.flower.task import Schema
-from equifed.privacy.budget import Bounds
+from equifed.privacy.ledger import Bounds
 from equifed.privacy.site import Unanswered
 from equifed.runs.load import load_predictor
 from equifed.runs.schema import ConfigError

@@ -16,7 +16,7 @@ from equifed.objectives import Average, ChiSquare
 from equifed.privacy.clients import PrivateClients
 from equifed.privacy.ledger import OverBudget
 from equifed.privacy.noise import StreamNoise
-from equifed.privacy.site import BEND, OWN_FLOOR, Unanswered
+from equifed.privacy.site import OWN_FLOOR, Unanswered
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.play_round import TrainingError
 
@@ -133,7 +133,7 @@ def test_an_own_bias_moves_by_what_is_noised_and_no_more(name, monkeypatch):
                 clients.value_and_gradient(x, stream)
             moved.append(clients.own_after()[0])
         (entry,) = (e for e in clients.ledgers[0].entries if e.kind in ("gradients", "steps"))
-        assert OWN_FLOOR * entry.sigma > BEND["cross_entropy"]  # noise decides, not the loss
+        assert OWN_FLOOR * entry.sigma > clients.site(0).bend  # noise decides, not the loss
         return float(torch.stack(moved).std(dim=0).square().mean().sqrt()) * OWN_FLOOR
 
     size = math.sqrt(2 / 3)  # what is known of softmax is taken off: that all three sum to zero

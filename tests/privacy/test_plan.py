@@ -12,9 +12,8 @@ import equifed as ef
 from equifed.algorithms import FairNewton, FedAvg, ServerOptimised
 from equifed.contract.local import LocalSGD
 from equifed.objectives import ChiSquare
-from equifed.privacy.budget import Bounds
-from equifed.privacy.ledger import Ledger, compose
-from equifed.privacy.plan import list_entries, plan_answers
+from equifed.privacy.clients import plan_answers
+from equifed.privacy.ledger import Bounds, Ledger, compose, list_entries
 from equifed.training.events import PRIVACY
 
 SIZES = (12, 30)

@@ -14,9 +14,8 @@ from equifed.contract.streams import Stream
 from equifed.models.flat import FlatModel
 from equifed.models.losses import binary_logistic, cross_entropy, squared
 from equifed.models.own_part import OwnPart
-from equifed.privacy.budget import Planned
 from equifed.privacy.clients import Privacy
-from equifed.privacy.ledger import Ledger, OverBudget, compose, delta_of
+from equifed.privacy.ledger import Ledger, OverBudget, Planned, compose, delta_of
 from equifed.privacy.noise import GRID, SecretNoise, StreamNoise, discrete_gaussian
 from equifed.privacy.site import PrivateSite, Unanswered, flatten_symmetric, unflatten_symmetric
 
@@ -206,8 +205,6 @@ def test_what_is_not_planned_is_refused_by_name():
     site = make_site(model, rows, planned=Planned(gradients=1))
     with pytest.raises(Unanswered, match="north: losses are not in the plan"):
         site.losses(torch.zeros(model.size, dtype=torch.float64))
-    with pytest.raises(Unanswered, match="'label_shares'"):
-        site.label_shares()
     assert site.ledger.entries == []
     with pytest.raises(Unanswered, match="gradient="):
         make_site(make_model("network", cross_entropy, 3), rows)

@@ -526,7 +526,7 @@ ELSEWHERE = {
     "training/tables.py": "an archive in memory, whose bytes came through the gate",
     "training/keys.py": "a person's own keys, and an evidence pack to verify, bound in size",
     "privacy/ledger.py": "a site's own ledger, at a path of its policy",
-    "privacy/plan.py": "ledgers that somebody names to equifed privacy",
+    "privacy/clients.py": "ledgers that somebody names to equifed privacy",
     "flower/account.py": "a site's own ledger",
     "flower/app_config.py": "the pyproject.toml of the app that somebody runs",
     "flower/fleet.py": "the audit log",

@@ -13,9 +13,9 @@ from tests.problems import classification, regression
 
 import equifed as ef
 from equifed.data.split import Split
+from equifed.privacy.clients import read_ledgers
 from equifed.privacy.ledger import Entry, mu_of
 from equifed.privacy.noise import StreamNoise
-from equifed.privacy.plan import read_ledgers
 from equifed.privacy.site import PrivateSite, Unanswered
 from equifed.runs import private_fit
 from equifed.training.events import PRIVACY

@@ -1,8 +1,7 @@
 """Algorithms: a state, and a round that maps it to the next; one file each."""
 
 from equifed.algorithms.accelerated import Accelerated
-from equifed.algorithms.afl import AFL
-from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.afl import AFL, AgnosticFedAvg
 from equifed.algorithms.around import Averaged, Certified
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
@@ -18,14 +17,12 @@ from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.scaled import Scaled
 from equifed.algorithms.server_optimised import ServerOptimised
-from equifed.algorithms.shelf.aaggff import AAggFF
 from equifed.algorithms.shelf.centred_clipping import CentredClipping
-from equifed.algorithms.shelf.feddg_ga import FedDGGA
 from equifed.algorithms.shelf.feddyn import DRDM, FedDyn
-from equifed.algorithms.shelf.fedeba import FedEBA
 from equifed.algorithms.shelf.gradient_conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.shelf.local_work import Normalised, Paced
-from equifed.algorithms.shelf.reweighted import Reweighted, propfair, semi_vred, tilted_erm
+from equifed.algorithms.shelf.online_weights import AAggFF, FedDGGA
+from equifed.algorithms.shelf.reweighted import FedEBA, Reweighted, propfair, semi_vred, tilted_erm
 from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.contract import AnyAlgorithm, Info
 from equifed.contract.algorithm import Algorithm

@@ -24,12 +24,9 @@ from equifed.contract.absence import (
     scatter,
 )
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
-from equifed.objectives.base import Adapted, Objective, SaddleObjective
+from equifed.objectives.base import Adapted, Objective
 
-__all__ = ["PATIENCE", "Among", "Everyone", "call_roll", "over_members", "rounds_of_patience"]
-
-BLEND = 0.05
-"""Share of a round in the running mean of how far snapshots lie off the straight way."""
+BLEND = 0.05  # share of a round in the running mean of how far snapshots lie off the straight way
 
 
 class EveryoneVectors(VectorsView):
@@ -86,13 +83,14 @@ class Everyone(ClientsView):
         old = np.zeros(n, dtype=bool) if self._before is None else self._before >= patience
         left = np.flatnonzero((self.away >= patience) & ~old).tolist()
         back = np.flatnonzero(old & (self.away < patience)).tolist()
-        size = n if self.members is None else len(self.members)
-        self.weights: Any = _rejoined(getattr(state, "weights", None), back, size)
+        self.weights: Any = getattr(state, "weights", None)
+        if back and self.weights is not None:
+            size, total = len(self.counted()), self.weights.sum()  # 1 but where the sum is free
+            self.weights = self.weights * (1 - len(back) / size)
+            self.weights[back] = total / size
         self.notes = tuple(self._told(objective, left, back))
         self.steps = np.ones(n)
         self._drawn: float | None = None
-
-    # -- who is there -----------------------------------------------------------------------------
 
     @property
     def complete(self) -> bool:
@@ -138,8 +136,8 @@ class Everyone(ClientsView):
         """Return the mean model after ``part`` of the local steps, and how far off it usually lies.
 
         Where somebody is missing it is taken on the straight way between the ``ends`` of the round,
-        plus a running mean of how far the snapshots of those who are there lie off it (``bend``):
-        their own average would favour them. Without a snapshot it is the model at the beginning.
+        plus a running mean of how far snapshots lie off it (``bend``): the average of those who are
+        there would favour them. Without a snapshot it is the model at the beginning.
         """
         x, new = ends
         if moved.snapshot is None:
@@ -151,8 +149,6 @@ class Everyone(ClientsView):
         bend = off if bend is None else bend + BLEND * (off - bend)
         return x + part * (new - x) + bend, bend
 
-    # -- what they say ----------------------------------------------------------------------------
-
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
         if what != "loss":
@@ -161,9 +157,9 @@ class Everyone(ClientsView):
 
     def previous(self, losses: Losses) -> Losses:
         """Return the losses of the last round; the present ones of those who were away then."""
-        if self._losses is None or self._before is None:
-            return losses if self._losses is None else self._losses
-        return np.where(self._before == 0, self._losses, losses)  # longer changes are no slope
+        last = losses if self._losses is None else self._losses
+        known = self._before is None or self._before == 0  # longer changes are no slope
+        return np.where(known, last, losses)
 
     def estimate(
         self, here: Index, x: Vector, stream: Stream, batch_size: int | None
@@ -215,21 +211,11 @@ def call_roll(
     """Return everybody, in a round in which ``clients`` take part.
 
     A client that gave no answer for the algorithm's ``patience`` leaves the objective (its
-    ``objective`` unless another is given): the others share its weight, and its last loss leads
-    no one any more. It counts again in the round in which it answers. An objective with settings
-    for each client (a prior, tails) keeps everybody.
+    ``objective`` unless another is given) until it answers. One with settings for each client (a
+    prior, tails) keeps everybody.
     """
     chosen = algorithm.objective if objective is None else objective
     return Everyone(clients, state, chosen, rounds_of_patience(algorithm, len(clients.names)))
-
-
-def _rejoined(weights: Any, back: list[int], members: int) -> Any:
-    if weights is None or not back:
-        return weights
-    total = weights.sum()  # 1 but where the sum is free
-    out = weights * (1 - len(back) / members)
-    out[back] = total / members
-    return out
 
 
 def rounds_of_patience(algorithm: Any, n: int) -> float:
@@ -258,27 +244,15 @@ def over_members(objective: Any, away: Index | None, limit: float) -> tuple[Any,
 class Among(Adapted):
     """Another objective, over its ``members`` alone; the other clients have weight zero.
 
-    Parameters
-    ----------
-    objective
-        What is minimised; it must not have settings for each client.
-    members
-        Positions of the clients that count, increasing.
+    ``members`` are positions, increasing; the ``base`` must not have settings for each client.
 
-    Examples
-    --------
     >>> from equifed.objectives import WorstCase
     >>> Among(WorstCase(), (0, 2)).weights(np.array([1.0, 9.0, 2.0]))
     array([0., 0., 1.])
     """
 
-    objective: Any
+    base: Any
     members: tuple[int, ...]
-
-    @property
-    @override
-    def inner(self) -> SaddleObjective:
-        return self.objective  # type: ignore[no-any-return]
 
     @override
     def value(self, losses: Losses) -> float:

@@ -19,14 +19,13 @@ from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stre
 from equifed.contract.arrays import check_settings
 from equifed.steps.certificate import find_feasible, gap_of_round
 
+# The proved gap has grown, and a jump is taken back, where it is this many times the last one
 WORSE = 3.0
-"""The proved gap has grown, and a jump is taken back, where it is this many times the last one."""
 
-LONGEST = 64
-"""Rounds without a jump after many that were taken back, one after the other."""
+LONGEST = 64  # rounds without a jump after many that were taken back, one after the other
 
+# What is added to the squared differences of residuals, relative to them: they may be alike
 RIDGE = 1e-10
-"""What is added to the squared differences of residuals, relative to them: they may be alike."""
 
 Rows = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""AFL: gradient descent in the model, projected ascent in the client weights."""
+"""AFL and AgnosticFedAvg: descent in the model, ascent in the client weights."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
+from equifed.algorithms.absence import Everyone, call_roll
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import running_mean, sample_clients
+from equifed.contract.absence import PATIENCE, running_mean, sample_clients
 from equifed.contract.algorithm import Federated, Info
 from equifed.contract.clients import Moved
 from equifed.contract.local import DEFAULT_WORK
-from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
+from equifed.objectives import DualStep, Entropic, Euclidean, SaddleObjective, WorstCase
 from equifed.steps.automatic import LARGEST, TINY
 
+# The product of both step sizes and the squared coupling, where the dual step follows it
 COUPLING = 0.3
-"""The product of both step sizes and the squared coupling, where the dual step follows it."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,9 @@ class AFL(Federated):
               x \leftarrow x - \eta \sum_i \lambda_i \nabla f_i(x)
 
     The weights see the losses of the newest model, as in DRFA, of which this is the case of one
-    local step and full participation; the first round uses the starting weights as they are. (The
-    original takes both steps from the same point: its weights lag by one round.) With ``local`` of
-    several steps the gradient is replaced by what local SGD makes of it, as SCAFF-PD's appendix F.1
-    does to strengthen this baseline.
+    local step and full participation. (The original takes both steps from the same point: its
+    weights lag by one round.) Several local steps strengthen this baseline, as SCAFF-PD's appendix
+    F.1 does.
 
     Parameters
     ----------
@@ -54,20 +53,18 @@ class AFL(Federated):
         Local work; ``LocalSGD(lr=eta, steps=1)`` is the original.
     dual_step : float, optional
         gamma. None follows the coupling of weights and model where the weights turn, so that it
-        suits any unit of the loss, any data and samples of clients: in round r, with T the length
-        of its local steps, :math:`d_i` what client i moved and S who took part,
+        suits any unit of the loss: in round r, with T the length of its local steps, :math:`d_i`
+        what client i moved and S who took part,
 
         .. math:: K \leftarrow \max\Bigl(\frac{|\sum_{i \in S} \delta_i d_i|^2}{T^2 |\delta|^2},\
                   \frac{r}{r + 2}\, K\Bigr), \qquad \gamma \leftarrow \frac{0.3}{T K}, \qquad
                   \gamma_0 = \frac{0.3\, T}{\sum_i |d_i|^2},
 
         :math:`\delta` being what the weights of S turned, less its mean; at most a factor of two a
-        round, for one more weighted sum. On quadratics, while no weight meets the edge of its set,
-        single steps with T at most 1/L settle if gamma is constant and :math:`\gamma T K < 2` for
-        every direction. So K must outlast the time that weights take to turn from one direction
-        into another, which nothing bounds in advance: what is remembered is a share of the rounds
-        so far (the coupling of round s counts :math:`s^2 / r^2`). It is a rule of ours, as is
-        :class:`equifed.steps.AutoSteps`; a number is the paper's constant step.
+        round, for one more weighted sum. On quadratics inside the set, single steps with T at most
+        1/L settle if gamma is constant and :math:`\gamma T K < 2` for every direction, so K must
+        outlast the time that weights take to turn into another: a share of the rounds so far is
+        remembered (round s counts :math:`s^2 / r^2`). The rule is ours; a number is the paper's.
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
@@ -76,12 +73,11 @@ class AFL(Federated):
     dual : DualStep
         Euclidean as in the formula, or entropic (multiplicative weights).
     clients_per_round : int, optional
-        Clients that move the model: so many draws by lambda, with replacement, whose mean step is
-        that of all (the original's stochastic variant). None lets every client do so. The losses
-        are those of all who take part in either case.
+        Clients that move the model: so many draws by lambda, with replacement (the original's
+        stochastic variant). None lets every client do so. The losses are those of all who take
+        part in either case.
     output : {"last", "average"}
-        Model and weights to give out: the last, or the means over the rounds, which is what is
-        proved about the original.
+        Model and weights to give out: the last, or the means over the rounds, as proved.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
 
@@ -154,10 +150,72 @@ class AFL(Federated):
         wanted, old = COUPLING / max(length * steepest, TINY), state.dual_step
         return float(np.clip(wanted, old / 2, min(2 * old, LARGEST))), steepest
 
-    def model(self, state: State) -> Vector:
-        """Return the last model, or the mean of all."""
-        return state.x if state.mean_x is None else state.mean_x
-
     def weights(self, state: State) -> Weights:
         """Return the last weights, or the mean of all."""
         return state.weights if state.mean_weights is None else state.mean_weights
+
+
+@dataclass(frozen=True)
+class AgnosticFedAvg(Federated):
+    r"""Agnostic federated averaging (Ro et al. 2021), where every client is a domain.
+
+    .. math::
+
+       x &\leftarrow x - \text{server\_lr}\, \frac{N}{|S|}
+              \textstyle\sum_{i \in S} \lambda_i (x - u_i) \\
+       \lambda_i &\leftarrow \lambda_i e^{\gamma L_i} \,/\,
+              \textstyle\sum_j \lambda_j e^{\gamma L_j}
+
+    with :math:`u_i` after local steps from x, and :math:`L_i = f_i(x)` at that same x: unlike
+    :class:`AFL` here, both steps start from one point.
+
+    Our reading of what the paper states for domains that are spread over clients. It divides the
+    update by the sum of the weights over S; here the factor is what makes its mean right. A domain
+    that a round does not meet keeps its last loss here, and has the loss 0 in the paper.
+
+    Parameters
+    ----------
+    local, objective, patience
+        As for :class:`AFL`.
+    dual_step : float
+        gamma, in the inverse unit of the loss. The paper tunes it; the default is ours.
+    participation, server_lr : float
+        Fraction of clients in a round; step of the server.
+    dual : DualStep
+        Entropic, as in the paper (exponentiated gradient), or Euclidean.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> history = ef.train(ef.AgnosticFedAvg(), clients, rounds=20, evaluate=["test"], every=20)
+    >>> round(min(history.per_client().values()), 1)  # the worst-served client; FedAvg: 0.4
+    0.6
+    """
+
+    local: LocalSGD = DEFAULT_WORK
+    dual_step: float = 0.3
+    objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
+    participation: float = 1.0
+    server_lr: float = 1.0
+    dual: DualStep = Entropic()  # noqa: RUF009 - a frozen value
+    patience: int = PATIENCE
+
+    one_sum: ClassVar = True
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x, self.objective.start(len(clients.names)))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        chosen = sample_clients(clients, self.participation, stream)
+        roll = call_roll(self, state, chosen)
+        losses = roll.losses(state.x, stream.at("losses"), self.local.batch_size)  # L_i
+        moved = roll.local_steps(state.x, self.local, stream.at("local"))
+        beta = roll.weights / self.objective.total(roll.weights)
+        x = state.x - self.server_lr * moved.displacement.step(beta)
+        weights = self.dual.ascend(roll.objective, roll.weights, losses, self.dual_step)
+        value = roll.objective.value(losses)
+        info = Info(roll.weights, losses, value, chosen.index, notes=roll.notes)
+        return State(x, weights, losses, away=roll.away), info

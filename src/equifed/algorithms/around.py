@@ -104,9 +104,8 @@ def change_state(state: Any, **changes: Any) -> Any:
 def objective_at(algorithm: AnyAlgorithm, state: Any, weights: Weights) -> SaddleObjective | None:
     """Return what an algorithm minimises in a state; None where that has no dual step.
 
-    An algorithm whose objective changes (SCAFF-PD-IA chooses phi) has a method ``objective_at``;
-    one that minimises the average by fixed weights says ``averages``. Clients that are away for
-    good are left out.
+    An algorithm whose objective changes has a method ``objective_at``, one that minimises the
+    average by fixed weights says ``averages``. Clients that are away for good are left out.
     """
     core: Any = unwrap(algorithm)
     inner = inner_state(state)
@@ -134,10 +133,9 @@ class CertifiedState(WrapperState):
 class Certified(Wrapper):
     """Lets training certify rounds that prove nothing by themselves.
 
-    Training certifies rounds that hear losses and gradients of all samples (SCAFF-PD, SCAFF-PD-IA,
-    FairNewton, SCAFFOLD with fresh variates) without this wrapper. It is for losses whose curvature
-    the clients do not know, and for other rounds (FedAvg, AFL, minibatches). Numbers given here are
-    taken on trust: a certificate is a proof as far as they are right.
+    Training certifies rounds that hear losses and gradients of all samples without this wrapper. It
+    is for losses whose curvature the clients do not know, and for other rounds (FedAvg, AFL,
+    minibatches). Numbers given here are taken on trust.
 
     Parameters
     ----------
@@ -148,8 +146,8 @@ class Certified(Wrapper):
     smoothness : float, optional
         L of every client's loss; wanted when weights may be negative.
     every : int, optional
-        Where rounds tell no full gradient (minibatches): evaluate all samples every so many rounds,
-        at the price of one more exchange, and certify that model.
+        Where rounds tell no full gradient: evaluate all samples every so many rounds, at the price
+        of one more exchange, and certify that model.
 
     Examples
     --------
@@ -241,8 +239,7 @@ class Averaged(Wrapper):
 
     (polynomial-decay averaging, Shamir and Zhang 2013, Section 4). Round s counts about as
     :math:`s^\eta`: all rounds alike for :math:`\eta = 0`, those of the last half about 94 % for
-    :math:`\eta = 3`. It takes out the noise of absent clients and minibatches; the algorithm itself
-    runs as without.
+    :math:`\eta = 3`. It takes out the noise of absent clients and minibatches.
 
     ``decay="ergodic"`` is the mean that SCAFF-PD's and SCAFF-PD-IA's proofs speak of:
 

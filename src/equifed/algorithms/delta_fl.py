@@ -7,16 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Index, Info, Losses, Stream, Vector, Weights
-from equifed.contract.absence import bound_share, sample_clients, scatter
+from equifed.contract.absence import PATIENCE, bound_share, sample_clients, scatter
 from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives.cvar import Average
 from equifed.steps.schedules import epsilon
 
-ROUNDING = 256.0
-"""Units in the last place by which a loss may be off: a mean of many samples."""
+ROUNDING = 256.0  # units in the last place by which a loss may be off: a mean of many samples
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,11 @@ class DeltaFL(Federated):
     where S is a uniform sample of clients and :math:`u_i` the model after local steps from x. The
     paper's :math:`\eta` is the (1 - level)-quantile of the losses; where that is not unique the
     largest is taken, so that with equal weights and distinct losses ceil(level m) of m sampled
-    clients train. Losses that differ from it by rounding (:data:`ROUNDING` units in the last place)
-    belong to the tail. Level 1 is FedAvg. The paper also adds noise for privacy; that is left out.
+    clients train. Losses that differ from it by rounding belong to the tail. Level 1 is FedAvg. The
+    paper also adds noise for privacy; that is left out.
 
-    Absent clients are not sampled. Where everybody is asked (``participation=1``) they count in the
-    quantile with their last loss, all who are there train, and those of them in T have
-    :math:`p_i N/|\text{present}|`.
+    Where everybody is asked (``participation=1``) absent clients count in the quantile with their
+    last loss, all who are there train, and those of them in T have :math:`p_i N/|\text{present}|`.
 
     Parameters
     ----------
@@ -55,12 +53,8 @@ class DeltaFL(Federated):
     level : float
         Fraction of the weight that trains, in (0, 1]. The default is the middle one of the three
         that the paper tries (0.8, 0.5, 0.1).
-    weighting : {"size", "uniform"}
-        p_i.
-    participation : float
-        Fraction of clients in S.
-    server_lr : float
-        Step from x towards the average.
+    weighting, participation, server_lr
+        p_i; fraction of clients in S; step from x towards the average.
     patience : int
         Rounds without an answer after which a client does not count until it is back.
     cap : float, optional

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import ask_clients, running_mean
+from equifed.contract.absence import PATIENCE, ask_clients, running_mean
 from equifed.contract.algorithm import Federated, Info
 from equifed.contract.local import DEFAULT_WORK
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
@@ -51,8 +51,7 @@ class DRFA(Federated):
     ``ascent="full"`` is the alternative of Section 5.2: in place of lines 12 to 16,
     :math:`\lambda \leftarrow \mathrm{prox}(\lambda + \gamma\, l(w), \gamma)` with the losses of all
     clients, in full, at the model that the round began with. The paper takes a gradient step in the
-    penalty too, which ``dual=ProjectedGradient()`` does; the default treats it exactly: the same
-    fixed points, and no bound on the step.
+    penalty too (``dual=ProjectedGradient()``); the default treats it exactly.
 
     Absent clients are not drawn, and their v is their last known loss (:mod:`.absence`). A run
     records lambda, the mean of the weights drawn.
@@ -131,10 +130,6 @@ class DRFA(Federated):
             return work, 0.0
         t = int(stream.at("snapshot").generator().integers(1, work.steps + 1))
         return work.work(snapshot=t), t / work.steps
-
-    def model(self, state: State) -> Vector:
-        """Return the last model, or the mean of all local iterates (w-hat)."""
-        return state.x if state.mean_x is None else state.mean_x
 
     def weights(self, state: State) -> Weights:
         """Return the last weights, or the mean of those of all rounds (lambda-hat)."""

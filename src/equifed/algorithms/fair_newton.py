@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
+from equifed.algorithms.absence import Everyone, call_roll
 from equifed.contract import Clients, Federated, Index, Info, Losses, Proof, Stream, Vector, Weights
+from equifed.contract.absence import PATIENCE
 from equifed.contract.algorithm import Bound
 from equifed.contract.arrays import ClientVectors
 from equifed.contract.curvature import Form
@@ -23,11 +24,10 @@ from equifed.steps.metric import (
     rounding,
 )
 
+# Clients up to which the dual step is exact: inner products of their gradients take 0.8 GB
 MOST_CLIENTS = 10_000
-"""Clients up to which the dual step is exact: inner products of their gradients take 0.8 GB."""
 
-TAU = 0.7
-"""Step of the model in rounds with somebody missing; that of the weights is 0.7 / (tau K)."""
+TAU = 0.7  # step of the model in rounds with somebody missing; that of the weights is 0.7 / (tau K)
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,17 @@ class FairNewton(Federated):
               \qquad c_i = \nabla f_i(x) \\
        x &\leftarrow x - \tau P^{-1} \textstyle\sum_i \lambda_i c_i
 
-    The :math:`H_i` are the clients' Hessians, or upper bounds of them; their weighted sum is one
-    more answer of the clients. The second line is the dual of
-    :math:`\min_\delta \Phi(l + c\,\delta) + |\delta|_P^2 / (2\tau)`, so for the average this is
+    The :math:`H_i` are the clients' Hessians, or upper bounds of them. The second line is the dual
+    of :math:`\min_\delta \Phi(l + c\,\delta) + |\delta|_P^2 / (2\tau)`, so for the average this is
     Newton's method, for a maximum sequential quadratic programming. :math:`\tau` is 1 and is
     shortened where a step lowers the objective by less than a tenth of what it should. Between two
     sums of Hessians the steps correct P (BFGS).
 
-    It is for linear models and for heads on frozen features, with all clients and all samples in
-    every round, on engines that show inner products of the clients' gradients. For networks,
-    sampled clients or hidden sums take :class:`ScaffPD`; answers with noise for privacy may be
-    hidden. Signed weights (relative fairness) enter P by their absolute values; unless a ``metric``
-    is named they are refused where the weighted loss is not known to be convex, because the steps
-    may end at a point that is not the best.
+    It is for linear models and heads on frozen features, with all clients and samples in every
+    round, on engines that show inner products of the clients' gradients. For networks, sampled
+    clients or hidden sums take :class:`ScaffPD`; answers with noise for privacy may be hidden.
+    Signed weights (relative fairness) enter P by their absolute values; unless a ``metric`` is
+    named they are refused where the weighted loss is not known to be convex.
 
     When clients are missing, they count with what they sent last, and the weights take a proximal
     step :math:`\mathrm{prox}(\lambda + \sigma (2l - l_\text{prev}), \sigma)`,
@@ -76,9 +74,9 @@ class FairNewton(Federated):
     objective : SaddleObjective
         Set and penalty of the weights.
     metric : {"auto", "full", "projected", "low-rank"}
-        What of the Hessians is summed. ``"auto"`` is full where little is sent. Where many classes
-        have large blocks it is projected: their mean once, and then 100 directions of each block.
-        For very large models it is of low rank.
+        What of the Hessians is summed. ``"auto"`` is full where little is sent; where many classes
+        have large blocks projected: their mean once, and then 100 directions of each block; for
+        very large models of low rank.
     patience : int
         Rounds without an answer after which a client leaves Lambda until it is back.
 

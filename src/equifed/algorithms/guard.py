@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from equifed.objectives import SaddleObjective
 from equifed.objectives.capped import with_cap
 from equifed.objectives.relative_fairness import RelativeFairness
 
+# Among fewer clients a cap defends nothing, which is said; of how many clients at the cap a round
+# asks whether their vectors point against the others: whether the cosine is below this
 MANY, LEADERS, AGAINST = 4, 5, -0.5
-"""Among fewer clients a cap defends nothing, which is said; of how many clients at the cap a round
-asks whether their vectors point against the others: whether the cosine is below this."""
 OPPOSES = "has the largest weight allowed, and its vector opposes the others'"
 TOO_FEW = "too few clients to detect a dishonest one"
 
@@ -36,20 +37,19 @@ class GuardedVectors(VectorsView):
     """Client vectors none of which has more than its share of a sum, by weight times length."""
 
     partner: GuardedVectors | None = None  # the steps that led to these models
-    _found: tuple[Losses, Losses, float] | None = None
 
     @override
     def see_sum(self, weights: Weights, add: Callable[[Weights], Vector]) -> Vector:
         weights = self._bound(weights)
         factors = (self.partner or self).factors(weights)
+        shorter = bool((factors < 1).any())
+        total = add(weights * factors if shorter else weights)
         if self.kind not in ITERATES:
-            total = add(weights * factors if (factors < 1).any() else weights)
             self._tell_who_opposes(weights, factors, total)
-            return total
-        if (factors == 1).all():
-            return add(weights)
-        assert self.x is not None  # it stands in for what is cut off of the way to a model
-        return add(weights * factors) + float((weights * (1 - factors)).sum()) * self.x
+        elif shorter:
+            assert self.x is not None  # it stands in for what is cut off of the way to a model
+            total = total + float((weights * (1 - factors)).sum()) * self.x
+        return total
 
     @override
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
@@ -60,10 +60,8 @@ class GuardedVectors(VectorsView):
         # Corrected steps are how curvature is measured, where lengths differ by nature.
         if not self.clients.watch.acts or self.corrected or self.claimed or self.clients.few:
             return self.behind.squared_norms(scale)
-        squares, lengths, usual = self._measure()
-        alike = np.ones(len(lengths))  # before weights are known
-        guard: Guard = self.clients.watch.guard
-        counted = guard.shorten(lengths, alike, usual, self.clients.share(len(lengths)))
+        alike = np.ones(len(self.clients.index))  # before weights are known
+        squares, lengths, counted = self._count(alike)
         if scale is not None:
             ratio = np.divide(counted, lengths, out=alike, where=counted < lengths)
             return np.asarray(self.behind.squared_norms(scale) * ratio**2)
@@ -77,10 +75,9 @@ class GuardedVectors(VectorsView):
             watch.notes["sums are hidden: the lengths of updates are not guarded"] = None
         if self.claimed or self.clients.few or not (watch.acts or self.at_hand):
             return ones
-        _, lengths, usual = self._measure()
+        _, lengths, counted = self._count(weights)
         if not watch.acts:
             return ones
-        counted = watch.guard.shorten(lengths, weights, usual, self.clients.share(len(lengths)))
         short = counted < lengths * (1 - 1e-9)
         watch.shortened.update(dict.fromkeys(self.clients.index[short].tolist()))
         return np.divide(counted, lengths, out=ones, where=short)
@@ -91,10 +88,16 @@ class GuardedVectors(VectorsView):
             return weights
         return limit_shares(weights, self.clients.weight_limits(weights))
 
-    def _measure(self) -> tuple[Losses, Losses, float]:
-        """Return squared lengths, lengths and the usual one; note whose vectors are too long."""
-        if self._found is not None:
-            return self._found
+    def _count(self, weights: Weights) -> tuple[Losses, Losses, Losses]:
+        """Return squared lengths, lengths, and as how long the vectors count."""
+        squares, lengths, usual = self._measured
+        share = self.clients.share(len(lengths))
+        counted = self.clients.watch.guard.shorten(lengths, weights, usual, share)
+        return squares, lengths, counted
+
+    @cached_property
+    def _measured(self) -> tuple[Losses, Losses, float]:
+        """Squared lengths, lengths and the usual one; whose vectors are too long is noted."""
         watch, n = self.clients.watch, len(self.clients.names)
         kind, what = (0, "update") if self.kind == "displacement" else (1, "gradient")
         squares = self.behind.squared_norms()
@@ -104,8 +107,7 @@ class GuardedVectors(VectorsView):
             times = lengths[k] / usual if usual else np.inf
             told = f"{what} is {times:.3g} times the usual length"
             watch.touches[int(self.clients.index[k]), what] = told
-        self._found = squares, lengths, usual
-        return self._found
+        return squares, lengths, usual
 
     def _tell_who_opposes(self, weights: Weights, factors: Weights, total: Vector) -> None:
         """Note clients at the cap whose vectors point against the sum of the others."""
@@ -144,7 +146,7 @@ class GuardedClients(ClientsView):
     def share(self, here: int) -> float:
         """Return the cap in a sum over so many clients: of those who made claims in this round.
 
-        Whoever sums over fewer of them has chosen them by their claims, and liars are among them.
+        A sum over fewer of them is over those with the largest, and liars are among them.
         """
         return self.watch.guard.share(len(self.names), max(here, len(self.watch.heard)))
 
@@ -180,11 +182,10 @@ class GuardedClients(ClientsView):
 
         Nobody gets there honestly by losses alone where no objective says so, and a liar would.
         """
-        guard, n, here = self.watch.guard, len(self.names), int(np.count_nonzero(weights))
-        sizes, limit = self.sizes, guard.among(n).limit
-        most, half = self.share(len(weights)), bound_share(limit / 2, n, max(1, here))
-        limits: Weights = np.minimum(most, np.maximum(half, sizes / max(1, sizes.sum())))
-        return limits
+        n, here, sizes = len(self.names), max(1, int(np.count_nonzero(weights))), self.sizes
+        half = bound_share(self.watch.guard.among(n).limit / 2, n, here)
+        most = np.maximum(half, sizes / max(1, sizes.sum()))
+        return np.asarray(np.minimum(self.share(len(weights)), most), dtype=np.float64)
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
@@ -243,18 +244,16 @@ class Guarded(Wrapper):
     * A **claim** (a loss) far above or below all current claims enters clipped.
     * No client has more than a **cap** of the weight. Where the algorithm has an objective this is
       part of it, exactly (:func:`equifed.objectives.capped.with_cap`); where its weights are shares
-      of samples or functions of the losses, they are cut at the cap and the others keep their
-      proportions.
+      of samples or functions of the losses, they are cut and the others keep their proportions.
     * No client moves a sum by more than the cap times the usual length: at the cap an **update** or
       gradient counts with one usual length at most.
 
     :class:`Guard` has the limits, which follow from how many dishonest clients are to be borne.
-    Every claim that was touched and every vector that is far too long is told by the round
-    (``Info.touches``), and becomes an event. So does, once, a client at the cap whose vector points
-    against the others: a liar's does, and a hard client's near the optimum. A sum in which somebody
-    counted as shorter is no gradient of the objective, so such a round has no certificate. Signs
-    and labels that were flipped have honest lengths: against them only the cap helps. Under hidden
-    sums lengths are the clients' own word, so there the cap and the claims are what is left.
+    Touched claims and vectors far too long become events, as does, once, a client at the cap whose
+    vector points against the others: a liar's does, and a hard client's near the optimum. A round
+    in which somebody counted as shorter has no certificate. Flipped signs and labels have honest
+    lengths: against them only the cap helps. Under hidden sums lengths are the clients' own word,
+    so there the cap and the claims are what is left.
 
     Parameters
     ----------

@@ -12,11 +12,10 @@ from equifed.contract import Index, Losses, Weights
 from equifed.contract.absence import bound_share
 from equifed.contract.arrays import check_settings
 
+# Among fewer clients there is nobody to compare with; of fewer vectors, if they are not all, the
+# usual length is that of the rounds before
 LEAST, FEW = 3, 5
-"""Among fewer clients there is nobody to compare with; of fewer vectors, if they are not all, the
-usual length is that of the rounds before."""
-TOGETHER = 0.4
-"""Largest share of the weight that the dishonest clients have together."""
+TOGETHER = 0.4  # largest share of the weight that the dishonest clients have together
 
 Mode = Literal["watch", "on", "off"]
 
@@ -35,11 +34,10 @@ class Guard:
     with m the median of all current claims, :math:`m_0` that of the first round, u the usual length
     (the median of those who answered, or up to twice that: the median by weight of what is left
     when the dishonest are the longest), and :math:`\gamma_n` the **cap** of n clients, the largest
-    share of the weight of one: f dishonest clients have at most 0.4 of it together. So whoever is
-    at the cap counts with one usual length, and one of less weight may be longer; but nobody who is
-    longer than c usual lengths, and who counts with one. A loss below the least that is possible is
-    raised to it. A client that says it has more than ``samples`` times as many samples as the
-    median one counts as that one.
+    share of the weight of one: f dishonest clients have at most 0.4 of it together. A client at the
+    cap counts with one usual length, one of less weight may be longer, up to c usual lengths;
+    beyond them it counts with one. A loss below the least that is possible is raised to it. A
+    client with more than ``samples`` times the median number of samples counts as the median one.
 
     Parameters
     ----------

@@ -12,8 +12,8 @@ from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector
 from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.local import DEFAULT_WORK
 
+# Losses below this count as this: a power below zero of a loss of zero has no value
 LEAST_LOSS = 1e-10
-"""Losses below this count as this: a power below zero of a loss of zero has no value."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,10 @@ class QFedAvg(Federated):
        \Delta_k &= F_k^q\, \Delta w_k, \quad h_k = q F_k^{q-1} |\Delta w_k|^2 + L F_k^q \\
        w &\leftarrow w - \textstyle\sum_k p_k \Delta_k \,/\, \sum_k p_k h_k
 
-    :math:`F_k` is the loss at the model that the round starts from. Numerator and denominator are
-    both divided by the largest :math:`F_k^q`, so that no power overflows. The paper draws clients
-    with probability :math:`p_k` and weighs them equally; here the sample is uniform and
-    ``weighting`` enters as :math:`p_k`, which is 1/m in the default. For q = 0 this is FedAvg with
-    the same weighting. :func:`qfedsgd` is the paper's Algorithm 1.
+    :math:`F_k` is the loss at the model that the round starts from; both sums are divided by the
+    largest :math:`F_k^q`, so that no power overflows. The paper draws clients with probability
+    :math:`p_k` and weighs them equally; here the sample is uniform and ``weighting`` enters as
+    :math:`p_k`. For q = 0 this is FedAvg. :func:`qfedsgd` is the paper's Algorithm 1.
 
     Absent clients are not sampled. A run records the weights :math:`p_k F_k^q`, scaled to sum one.
 
@@ -42,10 +41,8 @@ class QFedAvg(Federated):
         How much fairness, at least 0. The default is that of the comparison in DRFA's Section 6.
     lipschitz : float, optional
         L. The paper's rule 1 / lr, which needs no new tuning when q changes, is the default.
-    weighting : {"uniform", "size"}
-        p_k.
-    participation : float
-        Fraction of clients in a round.
+    weighting, participation
+        p_k; fraction of clients in a round.
 
     Examples
     --------
@@ -101,6 +98,5 @@ def qfedsgd(
     >>> qfedsgd(lr=0.1).local.steps
     1
     """
-    return QFedAvg(
-        LocalSGD(lr=lr, steps=1, batch_size=batch_size), q, None, weighting, participation
-    )
+    step = LocalSGD(lr=lr, steps=1, batch_size=batch_size)
+    return QFedAvg(step, q, None, weighting, participation)

@@ -16,8 +16,7 @@ from equifed.contract.algorithm import as_run, layers
 from equifed.contract.arrays import KeyedMemory, Weights
 from equifed.contract.views import ClientsView, VectorsView
 
-NEVER = 2**31
-"""Rounds since the last answer of a client that gave none."""
+NEVER = 2**31  # rounds since the last answer of a client that gave none
 
 
 @dataclass(frozen=True)
@@ -87,17 +86,15 @@ class Remembering(Wrapper):
 
     S is the sample, :math:`v_i` what a client sends for the sum that moves the model, and
     :math:`h_i` the last of it; losses are the last known ones, too. A sum over S alone has noise
-    that does not vanish at the solution; here nothing changes there, so the last model converges.
-    Clients that were never asked share the weight of the others. With all clients there it *is* the
-    algorithm.
+    that does not vanish at the solution; here nothing changes there. Clients that were never asked
+    share the weight of the others. With all clients there it *is* the algorithm.
 
     This is SAG (Schmidt et al. 2017) over clients, as in MIFA (Gu et al. 2021), but the weights in
     the sum are those of now, and model and weights go only |S|/N of their way, because an answer
-    counts in N/|S| rounds: longer steps swing (``python -m benchmarks.sampling --steps``).
+    counts in N/|S| rounds (``python -m benchmarks.sampling --steps``).
 
     The server holds N x d numbers, so it is refused where sums are hidden, and under a guard that
-    acts, which judges the answers of one round. Sampled rounds have no certificate and no
-    :class:`.Safeguarded`: losses of different ages do not tell which step was too bold.
+    acts. Sampled rounds have no certificate and no :class:`.Safeguarded`.
 
     Parameters
     ----------
@@ -188,7 +185,5 @@ class Remembering(Wrapper):
 def refuse_memory(algorithm: AnyAlgorithm, what: str) -> None:
     """Refuse what changes the vectors of one round around an algorithm that keeps them."""
     if any(isinstance(part, Remembering) for part in layers(algorithm)):
-        raise ValueError(
-            f"{what} the vectors of one round, and Remembering adds those of earlier ones; use one "
-            "of the two."
-        )
+        told = "and Remembering adds those of earlier ones; use one of the two"
+        raise ValueError(f"{what} the vectors of one round, {told}.")

@@ -40,9 +40,8 @@ class RFedFair(Federated):
 
     :math:`\kappa` times; the server averages both, with weights :math:`p_i` over all clients, or
     1/K over K clients drawn with replacement with probabilities :math:`p_i`. ("t does not divide
-    kappa" in the listing means that t + 1 is no multiple of kappa.) The paper gives out the mean of
-    the models *before* each step, :math:`\frac1T \sum_{t<T} \sum_i p_i \omega_t^i`; under partial
-    participation it counts clients that nobody heard of, here the mean is over those drawn.
+    kappa" in the listing means that t + 1 is no multiple of kappa.) The output is the mean of the
+    models *before* each step, :math:`\frac1T \sum_{t<T} \sum_i p_i \omega_t^i` (of those drawn).
 
     Parameters
     ----------
@@ -120,7 +119,3 @@ class RFedFair(Federated):
         if not isinstance(self.tails, tuple):
             return np.maximum(self.tails, share)
         return check_tails(self.tails, share, "RFedFair", clients.names)
-
-    def model(self, state: State) -> Vector:
-        """Return the mean of the models before each step, or the last model."""
-        return state.x if state.mean_x is None else state.mean_x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from typing_extensions import override
 
@@ -22,13 +22,15 @@ from equifed.contract.absence import sample_clients
 from equifed.contract.arrays import check_settings
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature
+from equifed.steps.automatic import AutoSteps
 from equifed.steps.certificate import gap_of_round
+from equifed.steps.schedules import Schedule
 
+# Rounds after a step back in which nothing is judged: the best point may have been a lucky one
 GRACE = 10
-"""Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
 
+# A measure that vanishes at the solution is much worse when it is this many times the best
 MUCH_WORSE = 100.0
-"""A measure that vanishes at the solution is much worse when it is this many times the best."""
 
 Measure = Literal["gap", "residual", "value", "mean"]
 
@@ -79,10 +81,10 @@ class Safeguarded(Wrapper):
 
     Where a round is much worse than the best one (its certified gap 100 times the best; or, without
     a certificate, its objective more than doubled *and* more than half of what was gained lost
-    again), training goes back to the best point, the step sizes are halved, and nothing is judged
-    for ten rounds. Where nothing improved for ``patience`` rounds, they are halved. When local
-    steps overflow for everybody, training goes back too. Signed weights (relative fairness) have no
-    certificate; strongly convex clients are then judged by the distance from a saddle point,
+    again), or local steps overflow for everybody, training goes back to the best point, the step
+    sizes are halved, and nothing is judged for ten rounds. Where nothing improved for ``patience``
+    rounds, they are halved. Strongly convex clients with signed weights, which have no certificate,
+    are judged by the distance from a saddle point,
     :math:`\Phi(x) - F(x, \lambda) + \tau |\nabla_x F(x, \lambda)|^2 / 2`, with twice the patience;
     noisy objectives (minibatches) by their running mean, about ten rounds long. Step sizes that are
     not automatic stay as they are.
@@ -201,6 +203,16 @@ class Safeguarded(Wrapper):
         asked = len(sample_clients(clients, fraction, stream).index)
         reasons = lost.reasons.values()
         return len(reasons) == asked and all(r.endswith(("inf", "nan")) for r in reasons)
+
+
+class Automatic:
+    """An algorithm whose automatic steps have a safeguard in training."""
+
+    steps: Schedule
+
+    def wrapped(self) -> Any:
+        """Return the algorithm as training runs it."""
+        return Safeguarded(cast(Any, self)) if isinstance(self.steps, AutoSteps) else self
 
 
 def _back(state: State, best: BestPoint) -> State:

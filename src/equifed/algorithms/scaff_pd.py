@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from equifed.algorithms.absence import PATIENCE, call_roll
-from equifed.algorithms.safeguarded import Safeguarded
+from equifed.algorithms.absence import call_roll
+from equifed.algorithms.safeguarded import Automatic
 from equifed.contract import Clients, Index, LocalSGD, Losses, Stream, Vector, Weights
-from equifed.contract.absence import sample_clients
-from equifed.contract.algorithm import AnyAlgorithm, Federated, Info, Proof
+from equifed.contract.absence import PATIENCE, sample_clients
+from equifed.contract.algorithm import Federated, Info, Proof
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.schedules import Problem, Schedule, StepSizes, WeightChange
@@ -27,7 +27,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class ScaffPD(Federated):
+class ScaffPD(Automatic, Federated):
     r"""SCAFF-PD (Yu et al. 2023), Algorithms 1 and 2.
 
     .. math::
@@ -122,7 +122,3 @@ class ScaffPD(Federated):
         info = Info(weights, losses, objective.value(losses), *told)
         after = State(new_x, weights, losses, sizes, everyone.away)
         return replace(state, **vars(after)), info
-
-    def wrapped(self) -> AnyAlgorithm:
-        """Return the algorithm as training runs it: automatic steps have a safeguard."""
-        return Safeguarded(self) if isinstance(self.steps, AutoSteps) else self

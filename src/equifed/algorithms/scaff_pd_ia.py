@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from equifed.algorithms.absence import PATIENCE
-from equifed.algorithms.safeguarded import Safeguarded
+from equifed.algorithms.safeguarded import Automatic
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract import Clients, Federated, Info, LocalSGD, Losses, Proof, Stream, Vector
-from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.absence import PATIENCE
 from equifed.contract.arrays import check_settings
 from equifed.objectives import Relative, RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
@@ -30,7 +29,7 @@ class ScaffPDIAState(State):
 
 
 @dataclass(frozen=True)
-class ScaffPDIA(Relative, Federated):
+class ScaffPDIA(Relative, Automatic, Federated):
     r"""SCAFF-PD-IA: SCAFF-PD on the integrated set of relative fairness.
 
     .. math:: \min_x \max_{\lambda \in \Lambda_\varphi(A, B)} \sum_i \lambda_i f_i(x), \qquad
@@ -126,10 +125,6 @@ class ScaffPDIA(Relative, Federated):
         return RelativeFairness(
             state.phi or 0.0, self.upper, self.lower, self.rho, self.cap, self.scale
         )
-
-    def wrapped(self) -> AnyAlgorithm:
-        """Return the algorithm as training runs it: automatic steps have a safeguard."""
-        return Safeguarded(self) if isinstance(self.steps, AutoSteps) else self
 
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho, self.cap, self.scale)

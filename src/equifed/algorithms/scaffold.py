@@ -40,10 +40,9 @@ class Scaffold(Federated):
       :math:`c = \sum_i p_i c_i`; this is SCAFF-PD with the average objective (the sense of the
       SCAFF-PD and SCAFF-PD-IA papers). Two exchanges a round.
 
-    The paper states it for equal weights, :math:`p_i = 1/N`; ``weighting="size"`` has shares of the
-    samples. The :math:`p_i` of c are those over **all** clients, so that c stays the p-weighted sum
-    of all :math:`c_i` and the corrections cancel at the solution. The step of x is the average over
-    those present.
+    The paper has equal weights, :math:`p_i = 1/N`; ``weighting="size"`` shares of the samples. The
+    :math:`p_i` of c are those over **all** clients, so that c stays the p-weighted sum of all
+    :math:`c_i`; the step of x is the average over those present.
 
     **Variates of option II remember.** Near x, where a client's curvature in some direction is h
     and a is the part of the correction that counts (``local.correction``),

@@ -23,15 +23,14 @@ from equifed.steps.schedules import epsilon
 
 Columns = Literal["equal", "uncorrelated"]
 
+# Curvature of a column, relative to the largest, that it has at least; and what is added to that of
+# every direction, relative to its columns', so that none is flat
 LEAST, LIFT = 1e-12, 1e-10
-"""Curvature of a column, relative to the largest, that it has at least; and what is added to that
-of every direction, relative to its columns', so that none is flat."""
 
+# Vectors that grow where a coordinate is made smaller; models and steps shrink
 STEEP = ("gradient", "mean_gradient", "memory")
-"""Vectors that grow where a coordinate is made smaller; models and steps shrink."""
 
-HIDDEN = 2.0**-30
-"""What the rounding of a hidden sum may be."""
+HIDDEN = 2.0**-30  # what the rounding of a hidden sum may be
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,27 +104,25 @@ class Scaled(WeightedWrapper):
               \qquad \tilde f_i(y) = f_i(R\,y)
 
     The gradient of :math:`\tilde f_i` is :math:`R^\top \nabla f_i`, so a step is
-    :math:`x \leftarrow x - \tau P^{-1} \sum_i \lambda_i \nabla f_i(x)`, and clients take their
-    local steps in the same metric, :math:`u \leftarrow u - \eta P^{-1} (\nabla f_i(u) - c_i + c)`.
-    The algorithm sees the functions :math:`\tilde f_i` and nothing of P: automatic step sizes
-    measure their smoothness. Certificates are about x, because sums of gradients transform back.
+    :math:`x \leftarrow x - \tau P^{-1} \sum_i \lambda_i \nabla f_i(x)`, and local steps are
+    :math:`u \leftarrow u - \eta P^{-1} (\nabla f_i(u) - c_i + c)`. The algorithm sees the functions
+    :math:`\tilde f_i` and nothing of P. Certificates are about x: sums of gradients transform back.
 
     P is one weighted sum, asked for once before the first round; hidden sums carry it. With
-    ``columns="equal"`` it is the diagonal, which helps where columns differ in scale (units, rare
-    categories). With ``"uncorrelated"`` it is one matrix for each output (a bound of the Hessian
-    where softmax mixes outputs), and :math:`R = D^{-1/2} C^{-\top}`, where
-    :math:`D = \mathrm{diag}\,P` and :math:`C C^\top = D^{-1/2} P D^{-1/2} + \varepsilon I`:
-    collinear columns are told apart, flat directions stay as flat as
-    :math:`\varepsilon = 10^{-10}` (ten roundings in single precision). It cannot mend that clients
-    differ: their smoothness in y is up to n. :class:`FairNewton` forms P again as weights change.
+    ``columns="equal"`` it is the diagonal, which helps where columns differ in scale. With
+    ``"uncorrelated"`` it is one matrix for each output (a bound of the Hessian where softmax mixes
+    outputs), and :math:`R = D^{-1/2} C^{-\top}`, where :math:`D = \mathrm{diag}\,P` and
+    :math:`C C^\top = D^{-1/2} P D^{-1/2} + \varepsilon I`: collinear columns are told apart, flat
+    directions stay as flat as :math:`\varepsilon = 10^{-10}` (ten roundings in single precision).
+    It cannot mend that clients differ. :class:`FairNewton` forms P again as weights change.
 
     Parameters
     ----------
     algorithm : Algorithm
         Any that takes first-order steps, without ``local.radius`` or ``local.onto``.
     columns : {"equal", "uncorrelated"}
-        Whether columns become equally steep, or uncorrelated as well. The latter sends q (q + 1)/2
-        numbers for an output of q parameters once to the server, and to clients in every round.
+        Equally steep, or uncorrelated as well, which sends q (q + 1)/2 numbers for an output of q
+        parameters once to the server, and to clients in every round.
 
     Examples
     --------

@@ -46,11 +46,9 @@ class ServerOptimised(WeightedWrapper):
        v &\leftarrow v - (1 - \beta_2)\, d^2 \operatorname{sign}(v - d^2) && \text{Yogi}
 
     (Reddi et al. 2021, Algorithm 2; momentum as FedAvgM, Hsu et al. 2019.) v begins at
-    :math:`\tau^2`, the least that the paper allows, and nothing is corrected for bias, as in the
-    paper. ``"momentum"`` with ``betas=(0, 0)`` and ``lr=1`` is the algorithm itself.
-
-    Where a safeguard moves the model between two rounds, the moments begin anew. Certificates stay
-    true. ``Averaged`` and the safeguard belong outside; training puts them there.
+    :math:`\tau^2`, the least that the paper allows. Momentum with ``betas=(0, 0)`` and ``lr=1`` is
+    the algorithm itself. Where a safeguard moves the model between two rounds, the moments begin
+    anew. ``Averaged`` and the safeguard belong outside; training puts them there.
 
     Parameters
     ----------

@@ -259,9 +259,9 @@ def privacy(
     """
     from rich.table import Table
 
-    from equifed.privacy.budget import MECHANISMS, Bounds
+    from equifed.privacy.clients import plan_answers
     from equifed.privacy.fedavg import PrivateFedAvg
-    from equifed.privacy.plan import plan_answers
+    from equifed.privacy.ledger import MECHANISMS, Bounds
 
     if plan == (path is not None):
         raise ValueError("Give the folder of a run or a ledger file, or --plan; one of the two.")
@@ -311,8 +311,8 @@ def _show_ledgers(path: Path, json: bool) -> None:
     from rich.text import Text as Plain
 
     from equifed.contract.arrays import show_text
-    from equifed.privacy.budget import MECHANISMS
-    from equifed.privacy.plan import list_entries, read_ledgers
+    from equifed.privacy.clients import read_ledgers
+    from equifed.privacy.ledger import MECHANISMS, list_entries
 
     ledgers = read_ledgers(path)
     if json:

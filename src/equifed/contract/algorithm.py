@@ -171,8 +171,9 @@ class Federated:
             given["dual"].check(given["objective"], who)
 
     def model(self, state: Any) -> Vector:
-        """Return the last model."""
-        return state.x  # type: ignore[no-any-return]
+        """Return the last model, or the mean that the state keeps."""
+        mean: Vector | None = getattr(state, "mean_x", None)
+        return state.x if mean is None else mean
 
 
 @runtime_checkable

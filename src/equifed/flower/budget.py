@@ -16,8 +16,7 @@ from equifed.contract.local import LocalWork
 from equifed.data.federation import Federation
 from equifed.flower.memory import slug
 from equifed.flower.plan import Plan
-from equifed.privacy.budget import Bounds, Planned
-from equifed.privacy.ledger import Ledger, mu_of
+from equifed.privacy.ledger import Bounds, Ledger, Planned, mu_of
 
 if TYPE_CHECKING:  # which loads torch
     from equifed.flower.task import OneClient, Task

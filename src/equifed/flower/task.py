@@ -25,8 +25,8 @@ from equifed.engines.minibatches import Minibatches
 from equifed.models import architectures
 from equifed.models.flat import Penalise
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss, weigh_classes
-from equifed.privacy.budget import Bounds
 from equifed.privacy.clients import PrivateClients
+from equifed.privacy.ledger import Bounds
 
 PACKAGES = ("equifed", "flwr", "torch", "numpy")
 """Whose versions server and clients compare."""

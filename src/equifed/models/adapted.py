@@ -20,8 +20,7 @@ from equifed.data.federation import Federation
 from equifed.data.fields import KINDS, Layout
 from equifed.models.checks import check_module
 
-COARSE = (torch.float16, torch.bfloat16)
-"""Precisions that lack whole numbers as small as 257."""
+COARSE = (torch.float16, torch.bfloat16)  # precisions that lack whole numbers as small as 257
 
 
 class Adapted(nn.Module):
@@ -42,16 +41,14 @@ class Adapted(nn.Module):
                 f"The samples have whole numbers ({layout}), which {rows.dtype} does not hold; use "
                 "dtype=torch.float32."
             )
-        return self.equifed_answer(layout.unpack(rows))
+        return self.equifed_answer(unpack(layout, rows))
 
-    def equifed_answer(self, parts: dict[str, Tensor]) -> Any:
-        """Return the logits for the arrays of samples."""
-        inner = super().forward
-        if self.equifed_call == "names":
+    def equifed_answer(self, parts: Any) -> Any:
+        """Return the logits for the arrays of samples, as :func:`unpack` has them."""
+        how, inner = self.equifed_call, super().forward
+        if how == "names":
             return take_logits(inner(**parts))
-        if self.equifed_call == "places":
-            return take_logits(inner(*parts.values()))
-        return take_logits(inner(parts if self.equifed_layout.named else tuple(parts.values())))
+        return take_logits(inner(*parts) if how == "places" else inner(parts))
 
     @override
     def __reduce__(self) -> Any:
@@ -72,8 +69,13 @@ class ByRow(nn.Module):
     @override
     def forward(self, rows: Tensor) -> Any:
         """Return what the program returns."""
-        parts = self.layout.unpack(rows)
-        return self.program(parts if self.layout.named else tuple(parts.values()))
+        return self.program(unpack(self.layout, rows))
+
+
+def unpack(layout: Layout, rows: Tensor) -> Any:
+    """Return the arrays of samples: a mapping where they have names, else a tuple."""
+    parts = layout.unpack(rows)
+    return parts if layout.named else tuple(parts.values())
 
 
 @functools.cache
@@ -120,34 +122,31 @@ def adapt_to_data(module: nn.Module, data: Federation) -> nn.Module:
 
 def take_logits(outputs: Any) -> Any:
     """Return the logits of a dict or an object that has some; anything else as it is."""
-    if isinstance(outputs, Tensor):
-        return outputs
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs)
     return getattr(outputs, "logits", outputs)
 
 
+def _fits(signature: inspect.Signature, *given: Any, **named: Any) -> bool:
+    try:
+        signature.bind(*given, **named)
+    except TypeError:
+        return False
+    return True
+
+
 def _choose_call(module: nn.Module, layout: Layout) -> str:
     """Return how forward takes the arrays: by name, by place, or all of them as one argument."""
-    known = inspect.signature(module.forward).parameters
-    kinds = {p.kind for p in known.values()}
-    names = [field.name for field in layout.fields]
-    places = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [
-        p.name
-        for p in known.values()
-        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    if not layout.named:
-        enough = len(names) <= len(places) or inspect.Parameter.VAR_POSITIONAL in kinds
-        if enough and set(needed) <= {p.name for p in places[: len(names)]}:
-            return "places"
-    elif set(needed) <= set(names) and (
-        set(names) <= set(known) or inspect.Parameter.VAR_KEYWORD in kinds
-    ):
+    signature, names = inspect.signature(module.forward), [one.name for one in layout.fields]
+    known = signature.parameters
+    if layout.named and _fits(signature, **dict.fromkeys(names)):
         return "names"
-    if places and len(needed) <= 1 and not set(names) & set(known):
+    if not layout.named and _fits(signature, *names):
+        return "places"
+    if _fits(signature, names) and not set(names) & set(known):
         return "mapping"
+    loose = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [p.name for p in known.values() if p.default is p.empty and p.kind not in loose]
     odd = [n for n in names if n not in known] if layout.named else []
     lacks = [n for n in needed if n not in names] if layout.named else needed
     wrong = f"does not take {', '.join(odd)}" if odd else f"needs {', '.join(lacks)}"

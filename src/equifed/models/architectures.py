@@ -23,8 +23,8 @@ from equifed.models.losses import import_object
 Init = Literal["given", "fresh"]
 """Where training starts: at the parameters that a module has, or at freshly drawn ones."""
 
+# Largest layers, and most of them: beyond that it is a slip, and building them takes forever
 MOST_UNITS, MOST_LAYERS = 1 << 20, 1000
-"""Largest layers, and most of them: beyond that it is a slip, and building them takes forever."""
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
@@ -37,9 +37,6 @@ class ZeroLinear(nn.Linear):
         """Set weights and bias to zero."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
-
-
-# -- builders -------------------------------------------------------------------------------------
 
 
 def linear(input_shape: Shape, outputs: int, *, bias: bool = True) -> nn.Module:
@@ -56,8 +53,7 @@ def mlp(
     input_shape: Shape, outputs: int, *, hidden: Sequence[int] = (50,), dropout: float = 0.0
 ) -> nn.Module:
     """Fully connected layers with ReLU, and dropout after each hidden layer if asked for."""
-    _check_positive("mlp", hidden=tuple(hidden))
-    _check_fraction("mlp", dropout)
+    _check("mlp", dropout, hidden=tuple(hidden))
     layers: list[nn.Module] = [nn.Flatten()]
     widths = [prod(input_shape), *hidden]
     for fan_in, fan_out in pairwise(widths):
@@ -77,8 +73,7 @@ def cnn(
     dropout: float = 0.0,
 ) -> nn.Module:
     """Convolutions that each halve the image, GroupNorms if ``groups``, then one hidden layer."""
-    _check_positive("cnn", channels=tuple(channels), kernel=kernel, hidden=hidden)
-    _check_fraction("cnn", dropout)
+    _check("cnn", dropout, channels=tuple(channels), kernel=kernel, hidden=hidden)
     shape = (1, *input_shape) if len(input_shape) == 2 else input_shape
     if len(shape) != 3 or min(shape[1:]) < 2 ** len(channels):
         raise ValueError(
@@ -127,17 +122,11 @@ def lstm(
     """LSTM over tokens that predicts the next one; ``vocabulary`` defaults to the outputs."""
     if len(input_shape) != 1:
         raise ValueError(f"lstm needs sequences of tokens, got samples of shape {input_shape}.")
-    _check_positive("lstm", embedding=embedding, hidden=hidden, layers=layers)
+    _check("lstm", embedding=embedding, hidden=hidden, layers=layers)
     return NextToken(vocabulary or outputs, outputs, embedding, hidden, layers)
 
 
-MODELS: dict[str, Builder] = {
-    "linear": linear,
-    "logistic": logistic,
-    "mlp": mlp,
-    "cnn": cnn,
-    "lstm": lstm,
-}
+MODELS: dict[str, Builder] = {one.__name__: one for one in (linear, logistic, mlp, cnn, lstm)}
 
 
 def build(name: str, input_shape: Sequence[int], outputs: int, **params: Any) -> nn.Module:
@@ -157,13 +146,10 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **params: Any) ->
     builder: Builder = MODELS[name] if name in MODELS else import_object(name, "model", MODELS)
     if outputs < 1:
         raise ValueError(f"A model needs at least one output, got {outputs}.")
-    if name in MODELS:
-        allowed = list(inspect.signature(builder).parameters)[2:]
-        wrong = sorted(set(params) - set(allowed))
-        if wrong:
-            raise ValueError(
-                f"Model {name} has no parameter {wrong[0]!r}; it has {', '.join(allowed)}."
-            )
+    allowed = list(inspect.signature(builder).parameters)[2:]
+    if name in MODELS and (wrong := sorted(set(params) - set(allowed))):
+        known = ", ".join(allowed)
+        raise ValueError(f"Model {name} has no parameter {wrong[0]!r}; it has {known}.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         module = builder(tuple(input_shape), outputs, **params)
@@ -176,8 +162,7 @@ def initialise(module: nn.Module, stream: Stream) -> nn.Module:
     """Draw the parameters anew, in place, from the address of ``stream``; return the module.
 
     Every submodule with ``reset_parameters`` draws its own default distribution, from the address
-    extended by its name: in float32 on the CPU, so that all dtypes and devices start at the same
-    point. Parameters that no submodule resets stay as built. The global random state is untouched.
+    extended by its name: in float32 on the CPU, so that all dtypes and devices start alike.
 
     >>> first, second = (initialise(build("mlp", (3,), 2), Stream(1)) for _ in range(2))
     >>> all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
@@ -203,22 +188,16 @@ def choose_init(model: nn.Module | str, init: Init | None) -> Init:
     return init or ("fresh" if isinstance(model, str) else "given")
 
 
-# -- small parts ----------------------------------------------------------------------------------
-
-
-def _check_positive(model: str, **values: int | tuple[int, ...]) -> None:
-    for name, value in values.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        if not all(isinstance(v, int) and v >= 1 for v in numbers):
-            raise ValueError(f"Model {model}: {name} must be whole numbers above 0, got {value}.")
-        most = MOST_LAYERS if name == "layers" else MOST_UNITS
-        if max(numbers, default=1) > most or len(numbers) > MOST_LAYERS:
-            raise ValueError(
-                f"Model {model}: {name} is at most {most:,} (of {MOST_LAYERS:,} layers), got "
-                f"{value if len(numbers) < 10 else f'{len(numbers)} numbers'}."
-            )
-
-
-def _check_fraction(model: str, dropout: float) -> None:
+def _check(model: str, dropout: float = 0.0, **values: int | tuple[int, ...]) -> None:
     if not 0 <= dropout < 1:
         raise ValueError(f"Model {model}: dropout must lie in [0, 1), got {dropout}.")
+    for name, value in values.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        most = MOST_LAYERS if name == "layers" else MOST_UNITS
+        whole = all(isinstance(v, int) and 1 <= v <= most for v in numbers)
+        if not whole or len(numbers) > MOST_LAYERS:
+            seen = value if len(numbers) < 10 else f"{len(numbers)} numbers"
+            raise ValueError(
+                f"Model {model}: {name} must be whole numbers above 0, at most {most:,} (of "
+                f"{MOST_LAYERS:,} layers), got {seen}."
+            )

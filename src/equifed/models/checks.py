@@ -14,8 +14,9 @@ from torch.nn.modules import module as torch_module
 
 from equifed.models.losses import SampleLoss, cross_entropy, squared
 
+# What torch raises when shapes or types do not fit
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError)
-"""What torch raises when shapes or types do not fit."""
+BATCH_NORMS = nn.modules.batchnorm._NormBase
 
 
 def check_device(device: str | torch.device) -> torch.device:
@@ -24,24 +25,24 @@ def check_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise ValueError(f"Unknown device {device!r}; use 'cpu' or 'cuda'.") from None
+    given = f"device={str(device)!r}"
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"device={str(device)!r}, but torch {torch.__version__} finds no CUDA device here; use "
-            "device='cpu', or install torch for CUDA on a machine with a GPU."
+            f"{given}, but torch {torch.__version__} finds no CUDA device here; use device='cpu', "
+            "or install torch for CUDA on a machine with a GPU."
         )
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device={str(device)!r}, but there are only {torch.cuda.device_count()} CUDA devices, "
-            "counted from 0."
-        )
+    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"{given}, but there are only {count} CUDA devices, counted from 0.")
     try:
         torch.zeros(1, device=chosen).sum().item()
     except FAILURES as error:
-        raise ValueError(
-            f"device={str(device)!r} cannot compute here ({str(error).splitlines()[0][:100]}); use "
-            "'cpu' or 'cuda'."
-        ) from None
+        why = _first_line(error)
+        raise ValueError(f"{given} cannot compute here ({why}); use 'cpu' or 'cuda'.") from None
     return chosen
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -53,54 +54,46 @@ def check_dtype(dtype: torch.dtype) -> None:
 def check_module(module: Any) -> None:
     """Refuse what is no module, or one of which it is known that clients cannot share it."""
     if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"The model must be a torch.nn.Module or a name, got {type(module).__name__}."
-        )
+        kind = type(module).__name__
+        raise ValueError(f"The model must be a torch.nn.Module or a name, got {kind}.")
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError(
             "The model is a TorchScript module, whose parameters cannot be replaced; pass the "
             "module that it was made from."
         )
     for name, part in module.named_modules():
-        where = f"'{name}' ({type(part).__name__})"
-        for value in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-            if nn.parameter.is_lazy(value):
-                raise ValueError(
-                    f"The model's {where} is lazy and has no shape yet; call the model once on a "
-                    "batch of samples before passing it."
-                )
-            if value.is_meta:
-                raise ValueError(f"The model's {where} lies on the meta device, without numbers.")
-        _refuse_layer(part, where)
+        if fault := _find_fault(part):
+            raise ValueError(f"The model's '{name}' ({type(part).__name__}) {fault}.")
 
 
-def _refuse_layer(part: nn.Module, where: str) -> None:
-    if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
-        raise ValueError(
-            f"The model's {where} keeps running statistics, which have no meaning when many "
-            "clients share one model; equifed.models.to_group_norm(model) puts nn.GroupNorm with "
-            "the same weight and bias in its place. Or train a head on equifed.features(...) if it "
-            "is part of a backbone that stays as it is."
-        )
-    if isinstance(part, nn.modules.batchnorm._BatchNorm):
-        raise ValueError(
-            f"The model's {where} mixes the samples of a batch; "
-            "equifed.models.to_group_norm(model) puts nn.GroupNorm with the same weight and bias "
-            "in its place."
-        )
-    if isinstance(part, nn.RNNBase) and part.dropout > 0:
-        raise ValueError(
-            f"The model's {where} draws its own dropout; set dropout=0 there and put "
-            "nn.Dropout between layers."
-        )
-    if isinstance(part, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        raise ValueError(f"The model's {where} is not supported; use nn.Dropout instead.")
-    attention = isinstance(part, nn.MultiheadAttention) and part.dropout > 0
-    if attention and (part._parameters.get("bias_k") is not None or part.add_zero_attn):
-        raise ValueError(
-            f"The model's {where} has dropout besides add_bias_kv or add_zero_attn, which is not "
-            "supported; set dropout=0.0 there."
-        )
+def _find_fault(part: Any) -> str | None:
+    """Return why clients cannot share a layer, and what to do."""
+    held = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    tracks = isinstance(part, BATCH_NORMS) and part.track_running_stats
+    drops = isinstance(part, nn.RNNBase) and part.dropout > 0
+    alpha = isinstance(part, nn.AlphaDropout | nn.FeatureAlphaDropout)
+    attends = isinstance(part, nn.MultiheadAttention) and part.dropout > 0
+    reasons = {
+        "is lazy and has no shape yet; call the model once on a batch of samples before passing "
+        "it": any(map(nn.parameter.is_lazy, held)),
+        "lies on the meta device, without numbers": any(value.is_meta for value in held),
+        "keeps running statistics, which have no meaning when many clients share one model; "
+        "equifed.models.to_group_norm(model) puts nn.GroupNorm with the same weight and bias in "
+        "its place. Or train a head on equifed.features(...) if it is part of a backbone that "
+        "stays as it is": tracks,
+        "mixes the samples of a batch; equifed.models.to_group_norm(model) puts nn.GroupNorm with "
+        "the same weight and bias in its place": isinstance(part, nn.modules.batchnorm._BatchNorm),
+        "draws its own dropout; set dropout=0 there and put nn.Dropout between layers": drops,
+        "is not supported; use nn.Dropout instead": alpha,
+        "has dropout besides add_bias_kv or add_zero_attn, which is not supported; set "
+        "dropout=0.0 there": attends and (part.add_zero_attn or part.bias_k is not None),
+    }
+    return find_reason(reasons)
+
+
+def find_reason(reasons: Mapping[str, Any]) -> str | None:
+    """Return the first reason that holds."""
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 @contextmanager
@@ -124,8 +117,8 @@ def explain_inputs(module: nn.Module, inputs: Tensor) -> Iterator[None]:
             at = f" It stopped at {part}, which was given {', '.join(map(str, shapes))}."
         raise ValueError(
             f"The model cannot take samples of shape {shape} ({inputs.dtype}), here "
-            f"{len(inputs)} of them.{at} Torch says: {str(error).splitlines()[0][:200]} Build the "
-            f"model for samples of shape {shape}."
+            f"{len(inputs)} of them.{at} Torch says: {_first_line(error)} Build the model for "
+            f"samples of shape {shape}."
         ) from error
     finally:
         for hook in hooks:
@@ -134,16 +127,12 @@ def explain_inputs(module: nn.Module, inputs: Tensor) -> Iterator[None]:
 
 def check_outputs(outputs: Any, samples: int) -> None:
     """Refuse outputs that are not one tensor of numbers with a row per sample."""
-    if isinstance(outputs, Mapping):
-        keys = ", ".join(map(str, outputs))
-        raise ValueError(
-            f"The model returns a {type(outputs).__name__} with {keys}, and no 'logits'; call them "
-            "that, or wrap it in a module whose forward returns one tensor (batch, outputs)."
-        )
     if not isinstance(outputs, Tensor):
-        held = f" of {len(outputs)}" if isinstance(outputs, tuple | list) else ""
+        held = f" of {len(outputs)};" if isinstance(outputs, tuple | list) else ";"
+        if isinstance(outputs, Mapping):
+            held = f" with {', '.join(map(str, outputs))}, and no 'logits'; call them that, or"
         raise ValueError(
-            f"The model returns a {type(outputs).__name__}{held}; wrap it in a module whose "
+            f"The model returns a {type(outputs).__name__}{held} wrap it in a module whose "
             "forward returns one tensor (batch, outputs)."
         )
     if outputs.dim() == 0 or len(outputs) != samples or not outputs.is_floating_point():
@@ -169,8 +158,7 @@ def check_classes(outputs: Tensor, classes: int, loss: SampleLoss) -> None:
 def check_loss(loss: SampleLoss, outputs: Tensor, targets: Tensor) -> None:
     """Refuse a loss that does not give one number per sample."""
     name = getattr(loss, "__name__", type(loss).__name__)
-    reduction = getattr(loss, "reduction", "none")
-    if isinstance(loss, nn.Module) and reduction != "none":
+    if isinstance(loss, nn.Module) and (reduction := getattr(loss, "reduction", "none")) != "none":
         raise ValueError(
             f"The loss {name} has reduction={reduction!r}: one number for a whole batch. A loss "
             f"must give one number per sample: {name}(reduction='none')."
@@ -186,34 +174,30 @@ def check_loss(loss: SampleLoss, outputs: Tensor, targets: Tensor) -> None:
         raise ValueError(
             f"The loss {name} cannot compare outputs of shape {tuple(outputs.shape)} "
             f"({outputs.dtype}) with targets of shape {tuple(targets.shape)} ({targets.dtype}): "
-            f"{str(error).splitlines()[0][:200]}"
+            f"{_first_line(error)}"
         ) from error
-    if isinstance(each, Tensor) and each.shape == outputs.shape[:1]:
-        _check_numbers(name, each, fewer)
-        return
-    seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-    raise ValueError(
-        f"A loss must give one number per sample, {name} gives {seen} for {len(outputs)} samples "
-        f"with outputs of shape {tuple(outputs.shape)} and targets of shape "
-        f"{tuple(targets.shape)}; use reduction='none', and sum or average over all axes but the "
-        "first."
-    )
-
-
-def _check_numbers(name: str, each: Tensor, fewer: Tensor) -> None:
-    """Refuse numbers without a derivative, or that other samples have a say in."""
+    if not isinstance(each, Tensor) or each.shape != outputs.shape[:1]:
+        seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        raise ValueError(
+            f"A loss must give one number per sample, {name} gives {seen} for {len(outputs)} "
+            f"samples with outputs of shape {tuple(outputs.shape)}; use reduction='none', and sum "
+            "or average over all axes but the first."
+        )
     if not each.is_floating_point() or not each.requires_grad:
         raise ValueError(
             f"The loss {name} gives {each.dtype} numbers without a derivative in the outputs, so "
             "nothing could be learned from it; use one that is differentiable."
         )
-    if fewer.shape != each[:-1].shape or not torch.allclose(
-        fewer, each[:-1], rtol=1e-3, atol=1e-6, equal_nan=True
-    ):
+    if not agrees(fewer, each[:-1], 1e-6):
         raise ValueError(
             f"The loss {name} gives a sample another number when other samples are beside it; do "
             "not sum, average or divide over the batch (reduction='none')."
         )
+
+
+def agrees(one: Tensor, other: Tensor, atol: float, rtol: float = 1e-3) -> bool:
+    """Tell whether numbers are the same, shapes and missing ones too, but for rounding."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol, atol, equal_nan=True)
 
 
 def check_start(module: nn.Module) -> nn.Module:
@@ -239,8 +223,8 @@ def to_group_norm(module: nn.Module, groups: int = 8) -> nn.Module:
     if groups < 1:
         raise ValueError(f"groups must be at least 1, got {groups}.")
     made = copy_module(module)
-    norms = nn.modules.batchnorm._NormBase
-    new = {part: _group_norm(part, groups) for part in made.modules() if isinstance(part, norms)}
+    norms = [part for part in made.modules() if isinstance(part, BATCH_NORMS)]
+    new = {part: _group_norm(part, groups) for part in norms}
     for parent in list(made.modules()):
         for name, child in parent._modules.items():
             parent._modules[name] = new.get(child, child)  # type: ignore[call-overload]
@@ -273,17 +257,9 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 def is_plain(module: nn.Module) -> bool:
     """Tell whether a call of this module runs its class's ``forward`` and nothing else."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_backward_hooks,
-        torch_module._global_backward_pre_hooks,
-    )
-    return "forward" not in vars(module) and not any(hooks)
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = [(getattr(module, kind), getattr(torch_module, f"_global{kind}")) for kind in kinds]
+    return "forward" not in vars(module) and not any(any(pair) for pair in hooks)
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -294,13 +270,3 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
         what = f"lack {lost[0]!r}" if lost else f"have the unexpected {found.unexpected_keys[0]!r}"
         raise ValueError(f"The weights are not those of this module: they {what}.")
     return module.eval()
-
-
-def find_slots(module: nn.Module, first: Mapping[nn.Parameter, str]) -> dict[str, str]:
-    """Return the places of parameters: several for tied ones, one for a module used twice."""
-    return {
-        f"{place}.{own}" if place else own: first[p]
-        for place, part in module.named_modules()
-        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
-        if p in first
-    }

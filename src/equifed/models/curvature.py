@@ -10,32 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, get_float32_matmul_precision, nn
 
 from equifed.contract.arrays import Index, Weights
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.models.architectures import ZeroLinear
-from equifed.models.checks import is_plain
+from equifed.models.checks import find_reason, is_plain
 from equifed.models.flat import FlatModel, unflatten
 from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, fitted_loss
 
-PARTS = ("weight", "bias")
-"""Parameters of a linear layer."""
+REAL = (torch.float32, torch.float64)
+PARTS = ("weight", "bias")  # parameters of a linear layer
 
+# Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass
 EIGENVALUE_WORK = 2e10
-"""Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass."""
 
-PIECE = 1 << 25
-"""Features that are multiplied at once, in bytes."""
+PIECE = 1 << 25  # features that are multiplied at once, in bytes
 
-FIXED_PIECE = 1024
-"""Samples that fixed parts of a model are run on at once."""
+FIXED_PIECE = 1024  # samples that fixed parts of a model are run on at once
 
-MOST_CLIENTS = 5000
-"""Beyond this many clients their data are not looked at one by one."""
+MOST_CLIENTS = 5000  # beyond this many clients their data are not looked at one by one
 
 
 def known_curvature(
@@ -58,17 +56,16 @@ def known_curvature(
     smoothness, convexity = np.full(n, math.inf), np.full(n, sure)
     if inputs_of is None or n > MOST_CLIENTS:
         return Curvature(smoothness, convexity, lowest=0.0)
-    weight, bias = _trained_parts(model)
     here, exact = range(n) if here is None else here, True
     for i in here:
         rows = rows_of(inputs_of(i))
-        least, largest, ends = _eigenvalues(rows, weight, bias, n)
+        least, largest, ends = _eigenvalues(_append_ones(rows, model.shapes), n)
         if model.own_shapes:  # a Schur complement is at least the least of both parts together
-            least = _eigenvalues(rows, True, True, n)[0]
+            least = _eigenvalues(_append_ones(rows, PARTS), n)[0]
         smoothness[i], exact = steepest * largest + model.l2, exact and ends
         if loss == "squared":
             convexity[i] += 2.0 * least
-            if weight and model.penalised is not None:
+            if model.penalised is not None and len(model.shapes) == 2:  # weight and bias
                 convexity[i] = max(convexity[i], _free_bias(rows, model.l2))
     pair = loss == "cross_entropy" and next(iter(model.shapes.values()))[0] == 2
     tight = exact and (pair or loss in ("squared", "binary_logistic"))  # at zero, all of them
@@ -86,11 +83,9 @@ def refuse_bounds(model: FlatModel) -> str | None:
 
 
 def _free_bias(inputs: Tensor, l2: float) -> float:
-    """Return a lower bound on the curvature of least squares with a bias that is not penalised.
-
-    With the mean c of the inputs no eigenvalue is below l2 or the smaller one of
-    :math:`[[2 |c|^2 + l2, 2 |c|], [2 |c|, 2]]`, of determinant 2 l2.
-    """
+    """Return a bound below the curvature of least squares with a bias that is not penalised."""
+    # With the mean c of the inputs: l2, or the smaller eigenvalue of a matrix of determinant 2 l2,
+    # [[2 |c|^2 + l2, 2 |c|], [2 |c|, 2]]
     mean = inputs.detach().to("cpu", torch.float64).flatten(1).mean(dim=0)
     trace, determinant = 2 * float(mean.square().sum()) + l2 + 2, 2 * l2
     smaller = 2 * determinant / (trace + math.sqrt(max(trace**2 - 4 * determinant, 0.0)))
@@ -102,7 +97,8 @@ def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
     parts = list(module) if type(module) is nn.Sequential else [module]
     if not all(is_plain(part) for part in (module, *parts)):
         return None
-    found, flat = None, input_dimensions == 1
+    found: Any = None
+    flat = input_dimensions == 1
     for part in parts:
         if type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
             flat = True
@@ -110,9 +106,8 @@ def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
             found = part
         elif type(part) is not nn.Identity:
             return None
-    if isinstance(found, nn.Linear) and set(found._parameters) <= set(PARTS):
-        return found
-    return None
+    known = found is not None and set(found._parameters) <= set(PARTS)
+    return found if known else None
 
 
 def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
@@ -139,14 +134,9 @@ def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
     return compute
 
 
-def _trained_parts(model: FlatModel) -> tuple[bool, bool]:
-    """Tell whether weight and bias of a linear model are trained, and shared."""
-    weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
-    return weight, bias
-
-
-def _append_ones(rows: Tensor, weight: bool, bias: bool) -> Tensor:
+def _append_ones(rows: Tensor, trained: Iterable[str]) -> Tensor:
     """Return the columns that trained parameters are multiplied with; the bias's come last."""
+    weight, bias = (any(name.endswith(part) for name in trained) for part in PARTS)
     return torch.cat([rows, rows.new_ones(len(rows), 1)][not weight : 1 + bias], dim=1)
 
 
@@ -165,23 +155,19 @@ def _cure(model: FlatModel) -> str:
 
 def _rounded(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why numbers are too coarse for bounds, if they are."""
-    if torch.is_autocast_enabled(device.type):
-        return "torch.autocast rounds what the model computes, which no bound here covers"
-    products = torch.get_float32_matmul_precision()
-    if dtype not in (torch.float32, torch.float64):
-        return f"the model computes in {dtype}, whose rounding no bound here covers"
-    if dtype == torch.float32 and products != "highest":
-        return f"torch rounds matrix products to {products!r} precision, which no bound here covers"
-    return None
+    autocast, products = torch.is_autocast_enabled(device.type), get_float32_matmul_precision()
+    coarse = dtype == torch.float32 and products != "highest"
+    reasons = {
+        "torch.autocast rounds what the model computes, which no bound here covers": autocast,
+        f"the model computes in {dtype}, whose rounding no bound here covers": dtype not in REAL,
+        f"torch rounds matrix products to {products!r} precision, which no bound covers": coarse,
+    }
+    return find_reason(reasons)
 
 
-def _eigenvalues(
-    inputs: Tensor, weight: bool, bias: bool, clients: int
-) -> tuple[float, float, bool]:
+def _eigenvalues(a: Tensor, clients: int) -> tuple[float, float, bool]:
     """Return bounds on the eigenvalues of A'A / m, and whether they are its ends."""
-    a = inputs.detach().to("cpu", torch.float64).reshape(len(inputs), -1)
-    a = _append_ones(a, weight, bias)
-    m, d = a.shape
+    a, (m, d) = a.detach().to("cpu", torch.float64), a.shape
     if clients * min(m, d) ** 2 * (min(m, d) + max(m, d)) > EIGENVALUE_WORK:
         return 0.0, float(a.square().sum()) / m, False  # the trace
     gram = a.T @ a if d <= m else a @ a.T
@@ -199,8 +185,6 @@ class LinearHessian:
     rows: Callable[[Tensor], Tensor]  # what the layer is applied to, of samples
     loss: FittedLoss
     places: Tensor  # (k, q): flat positions of the k outputs' parameters
-    weight: bool  # whether it is trained
-    bias: bool
     form: Form
 
     @classmethod
@@ -212,18 +196,19 @@ class LinearHessian:
             raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
         if thin is None and form == "projected":
             raise ValueError("Blocks are projected on a thin matrix; give one.")
-        rows = trained_rows(model)
-        if rows is None:
-            return "the model is not linear"
+        rows, name = trained_rows(model), getattr(model.loss, "__name__", "?")
         loss = fitted_loss(model.loss.base if isinstance(model.loss, Weighted) else model.loss)
-        if loss is None:
-            name = getattr(model.loss, "__name__", "?")
-            return f"the second derivative of the loss {name} is not known"
-        if model.own_size and not profile:
-            return "clients have own parameters, and the sum would have to do without them"
-        if model.dtype not in (torch.float32, torch.float64):
-            return f"the model computes in {model.dtype}"
-        return cls(model, rows, loss, find_places(model), *_trained_parts(model), form)
+        without = "clients have own parameters, and the sum would have to do without them"
+        reasons = {
+            "the model is not linear": rows is None,
+            f"the second derivative of the loss {name} is not known": loss is None,
+            without: model.own_size and not profile,
+            f"the model computes in {model.dtype}": model.dtype not in REAL,
+        }
+        if why := find_reason(reasons):
+            return why
+        assert rows is not None and loss is not None
+        return cls(model, rows, loss, find_places(model), form)
 
     @property
     def whole(self) -> bool:
@@ -331,7 +316,7 @@ class LinearHessian:
         return shape[0] * shape[1] * (shape[1] + 1) // 2
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return _append_ones(self.rows(inputs), self.weight, self.bias)
+        return _append_ones(self.rows(inputs), self.model.shapes)
 
     def _outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         return self.model.outputs(x, inputs.to(self.model.device))
@@ -378,4 +363,4 @@ def read_design(model: FlatModel, inputs: Tensor) -> Tensor:
     """Return what the trained parameters of a linear model are multiplied with, (m, q)."""
     rows = trained_rows(model)
     assert rows is not None
-    return _append_ones(rows(inputs), *_trained_parts(model))
+    return _append_ones(rows(inputs), model.shapes)

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from equifed.data.preparation import Target
-from equifed.models.adapted import Adapted, take_logits
-from equifed.models.predictor import Predictor
+from equifed.models.adapted import Adapted, take_logits, unpack
+from equifed.models.predictor import Predictor, find_dtype
 
 DESCRIPTION, PREPARATION, WEIGHTS = "predictor.json", "preparation.json", "model.safetensors"
 PROGRAM, ONNX = "model.pt2", "model.onnx"
@@ -31,11 +31,7 @@ def export(
 ) -> list[Path]:
     """Write a predictor into a folder, and return the files.
 
-    Parameters
-    ----------
-    program, onnx : bool
-        Whether to write the module as a program of ``torch.export``, and as an ONNX model (which
-        needs the packages onnx and onnxscript: ``equifed[onnx]``).
+    Its module becomes a ``program`` of ``torch.export``, too, and an ``onnx`` model, if asked for.
     """
     if predictor.own:
         names = ", ".join(predictor.clients[:12])
@@ -53,19 +49,17 @@ def export(
         (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     weights = {name: p.contiguous().clone() for name, p in predictor.module.state_dict().items()}
     save_file(weights, out / WEIGHTS)
-    written = [*files, WEIGHTS]
     if program:
         torch.export.save(_trace(predictor), out / PROGRAM)
-        written.append(PROGRAM)
     if onnx:
         _write_onnx(predictor, out / ONNX)
-        written.append(ONNX)
-    return [out / name for name in written]
+    asked = {WEIGHTS: True, PROGRAM: program, ONNX: onnx}
+    return [out / name for name in (*files, *(name for name, there in asked.items() if there))]
 
 
 def describe(predictor: Predictor) -> dict[str, Any]:
     """Return all about a predictor but its module and preparation, as JSON has it."""
-    prepared, dtype = predictor.preparation, _dtype(predictor.module)
+    prepared, dtype = predictor.preparation, find_dtype(predictor.module)
     return {
         "format": FORMAT,
         "input_shape": list(predictor.input_shape),
@@ -84,10 +78,6 @@ def describe(predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def _dtype(module: nn.Module) -> torch.dtype:
-    return next(iter(module.parameters()), torch.zeros(())).dtype
-
-
 class _Scores(nn.Module):
     """A module without what it returns beside scores; values in the unit of the target column."""
 
@@ -95,34 +85,26 @@ class _Scores(nn.Module):
         super().__init__()
         self.module, self.target = module, target
 
-    def forward(self, features: Any) -> torch.Tensor:
-        scores: torch.Tensor
-        if isinstance(self.module, Adapted):
-            named = self.module.equifed_layout.named
-            parts = features if named else {str(k): part for k, part in enumerate(features)}
-            scores = self.module.equifed_answer(parts)
-        else:
-            scores = take_logits(self.module(features))
+    def forward(self, features: Any) -> Any:
+        adapted = isinstance(self.module, Adapted)
+        answer: Any = self.module.equifed_answer if adapted else self.module
+        scores = take_logits(answer(features))
         return scores if self.target is None else self.target.decode(scores)
 
 
 def _make_example(predictor: Predictor) -> Any:
     """Return two samples of zeros: a program that saw one row may be for one row alone."""
-    kind = torch.int64 if predictor.tokens else _dtype(predictor.module)
+    kind = torch.int64 if predictor.tokens else find_dtype(predictor.module)
     rows = torch.zeros(2, *predictor.input_shape, dtype=kind)
-    if predictor.layout is None:
-        return rows
-    parts = predictor.layout.unpack(rows)
-    return parts if predictor.layout.named else tuple(parts.values())
+    return rows if predictor.layout is None else unpack(predictor.layout, rows)
 
 
 def _trace(predictor: Predictor) -> torch.export.ExportedProgram:
     """Return the module as a program for any number of rows."""
     rows, given = {0: torch.export.Dim("rows", min=1)}, _make_example(predictor)
     shapes = tree_map(lambda _: rows, given)
-    prepared = predictor.preparation
-    scaled = prepared is not None and prepared.target.is_scaled
-    module = _Scores(predictor.module, prepared.target if scaled and prepared else None)
+    target = None if predictor.preparation is None else predictor.preparation.target
+    module = _Scores(predictor.module, target if target and target.is_scaled else None)
     try:
         with warnings.catch_warnings():  # about weights that an LSTM lists twice
             warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)

@@ -25,29 +25,23 @@ from equifed.models.adapted import adapt_to_data, take_logits
 from equifed.models.checks import explain_inputs
 from equifed.models.flat import as_data
 
-FEW = 2
-"""Samples of which features are made twice: with those beside them, and without."""
-ROUNDING = 1e-2
-"""What products in other shapes may differ by, also in bf16."""
-CHUNK = 1024
-"""Samples that go through a module at a time."""
+FEW = 2  # samples of which features are made twice: with those beside them, and without
+ROUNDING = 1e-2  # what products in other shapes may differ by, also in bf16
+CHUNK = 1024  # samples that go through a module at a time
+# Target size of the whole gradients of one chunk of samples; only chosen coordinates are kept
 CHUNK_BYTES = 1 << 27
-"""Target size of the whole gradients of one chunk of samples; only chosen coordinates are kept."""
 
 
 def features(module: nn.Module, data: Federation, layer: str | None = None) -> Federation:
     """Return the federation with a module's features in place of its inputs.
 
-    A linear head on them is a convex problem: SCAFF-PD solves it and proves it. Clients, targets,
-    groups and splits stay; the module is used as in evaluation, and is left as it was. Rows of a
-    table cannot be prepared for the head alone, so the features have no ``preparation``.
+    A linear head on them is a convex problem. Clients, targets, groups and splits stay; the module
+    is used as in evaluation, and is left as it was. The features have no ``preparation``.
 
     Parameters
     ----------
-    module : nn.Module
-        Trained or pretrained; takes a batch of the federation's inputs, on its own device.
-    data : Federation
-        The samples.
+    module, data
+        Trained or pretrained, on its own device; the samples.
     layer : str, optional
         Name of the part (``module.named_modules()``) whose output is taken; None is the module's
         own output. What has several axes per sample is flattened.
@@ -61,12 +55,13 @@ def features(module: nn.Module, data: Federation, layer: str | None = None) -> F
     (5,)
     """
     module = adapt_to_data(module, data)
-    parts = dict(module.named_modules())
+    parts, kind = dict(module.named_modules()), type(module).__name__
     if layer is not None and layer not in parts:
         known = ", ".join(name for name in parts if name)
         raise ValueError(f"The module has no layer {layer!r}; it has {known or 'none'}.")
-    part = module if layer is None else parts[layer]
-    which = "The module" if layer is None else f"Layer {layer!r}"
+    part, which, about = module, "The module", f"{kind}, output"
+    if layer is not None:
+        part, which, about = parts[layer], f"Layer {layer!r}", f"{kind}, layer {layer}"
     modes = [(one, one.training) for one in module.modules()]
     try:
         module.eval()
@@ -75,7 +70,6 @@ def features(module: nn.Module, data: Federation, layer: str | None = None) -> F
     finally:
         for one, training in modes:
             one.training = training
-    about = f"{type(module).__name__}, {'output' if layer is None else f'layer {layer}'}"
     return _with_features(data, made, "features", about)
 
 
@@ -93,12 +87,9 @@ def _compute(module: nn.Module, part: nn.Module, which: str, inputs: NDArray[Any
     def run(samples: NDArray[Any]) -> NDArray[Any]:
         caught: list[Any] = []
         hook = part.register_forward_hook(lambda _m, _i, out: caught.append(out))
-        try:
-            given = as_data(samples, like.dtype, like.device)
-            with torch.no_grad(), explain_inputs(module, given):
-                module(given)
-        finally:
-            hook.remove()
+        given = as_data(samples, like.dtype, like.device)
+        with hook, torch.no_grad(), explain_inputs(module, given):
+            module(given)
         return _rows(caught, len(samples), which)
 
     out = [run(inputs[first : first + CHUNK]) for first in range(0, max(len(inputs), 1), CHUNK)]
@@ -126,9 +117,6 @@ def _rows(caught: list[Any], samples: int, which: str) -> NDArray[Any]:
     if not bool(torch.isfinite(flat).all()):
         raise ValueError(f"{which} gives features that are not finite; check the module's weights.")
     return np.asarray(flat.numpy())
-
-
-# -- tangent features -----------------------------------------------------------------------------
 
 
 def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
@@ -173,30 +161,22 @@ def convexify(
     """Return the federation with tangent features of a trained network in place of its inputs.
 
     Train the model ``linear`` on it with the loss ``squared``: classes become one-hot vectors, and
-    SCAFF-PD has its guarantees and its certificate. All splits are converted with the same
-    coordinates, in float32, and divided by the root of the mean squared norm on the training
-    samples, so that the problem's smoothness is of order one. (Ours: the paper does not say.)
+    SCAFF-PD has its guarantees and its certificate. All splits are divided by the root of the mean
+    squared norm on the training samples, so that the problem's smoothness is of order one. (Ours:
+    the paper does not say.)
 
     Parameters
     ----------
-    federation : Federation
-        The data the network was trained on.
-    module : nn.Module
-        The network's architecture.
-    parameters : mapping of str to tensor
-        Its trained parameters (``History.parameters``).
-    coordinates : int
-        Features to keep, all if the network has fewer; the paper keeps 50,000.
-    seed : int
-        Of the choice of coordinates.
+    federation, module, parameters
+        What the network was trained on, its architecture, and ``History.parameters``.
+    coordinates, seed
+        Features to keep, all if the network has fewer, and of their choice; the paper keeps 50,000.
     """
     shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
     for name, shape in shapes.items():
         if name not in parameters or parameters[name].shape != shape:
-            raise ValueError(
-                f"The parameters lack {name!r} of shape {tuple(shape)}; give the model that was "
-                "trained."
-            )
+            lacking = f"{name!r} of shape {tuple(shape)}"
+            raise ValueError(f"The parameters lack {lacking}; give the model that was trained.")
     module = adapt_to_data(module, federation)
     size = sum(shape.numel() for shape in shapes.values())
     chosen = choose_coordinates(size, min(coordinates, size), seed)

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from equifed.models.adapted import take_logits
 from equifed.models.checks import (
+    agrees,
     check_classes,
     check_device,
     check_loss,
@@ -26,7 +27,6 @@ from equifed.models.checks import (
     check_outputs,
     copy_module,
     explain_inputs,
-    find_slots,
 )
 from equifed.models.layers import address_dropout
 from equifed.models.losses import LOSSES, SampleLoss
@@ -35,8 +35,8 @@ from equifed.models.own_part import OwnPart, check_effect
 Penalise: TypeAlias = Literal["all", "weights"]
 """Every trained parameter, or all but those whose name begins with ``bias``."""
 
+# Samples that a module is tried on: with two outputs and three samples no axes are mixed up
 EXAMPLES = 3
-"""Samples that a module is tried on: with two outputs and three samples no axes are mixed up."""
 
 
 class FlatModel:
@@ -99,7 +99,13 @@ class FlatModel:
         first = {p: name for name, p in trained.items()}
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
-        self._slots = find_slots(self.module, first)
+        # Places of parameters: several for tied ones, one for a module that is used twice
+        self._slots = {
+            f"{place}.{own}" if place else own: first[p]
+            for place, part in self.module.named_modules()
+            for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
+            if p in first
+        }
         self.module.requires_grad_(False)
 
     def _take_few(self, values: Tensor) -> Tensor:
@@ -119,16 +125,15 @@ class FlatModel:
         """The name of the loss, if it is one of ours, without weights of classes."""
         return next((one.__name__ for one in LOSSES.values() if one is self.loss), None)
 
+    def _held(self) -> dict[str, Tensor]:
+        """Return parameters under all of their names, and buffers of the module's state."""
+        held = self.module.state_dict(keep_vars=True)
+        return {name: value for name, value in held.items() if isinstance(value, Tensor)}
+
     @property
     def fixed(self) -> dict[str, Tensor]:
         """Parameters that are not trained, and buffers that belong to the module's state."""
-        held = dict(self.module.named_parameters(remove_duplicate=False))
-        fixed: dict[str, Tensor] = {n: p for n, p in held.items() if n not in self.names}
-        for place, part in self.module.named_modules():
-            for name, buffer in part.named_buffers(recurse=False):
-                if name not in part._non_persistent_buffers_set:
-                    fixed[f"{place}.{name}" if place else name] = buffer
-        return fixed
+        return {name: value for name, value in self._held().items() if name not in self.names}
 
     def digest_fixed(self) -> str:
         """Return a digest of all that is fixed: whoever shares the model must have the same."""
@@ -169,28 +174,24 @@ class FlatModel:
 
     def _flatten_state(self, given: Mapping[str, Any]) -> Tensor:
         """Return a state dict as one vector, or say what it lacks or has too much."""
-        fixed = self.fixed
-        parts: dict[str, Tensor] = {}
+        held, parts = self._held(), dict[str, Tensor]()
         for name, value in given.items():
-            if name not in self.names and name not in fixed:
+            if name not in held:
                 known = ", ".join([*self.all_shapes][:8])
                 raise ValueError(f"The model has no parameter {name!r}; it trains {known}.")
-            shape = self.all_shapes[self.names[name]] if name in self.names else fixed[name].shape
-            value = torch.as_tensor(value).detach().to(self.device)
-            if value.shape != shape:
+            value, here = torch.as_tensor(value).detach().to(held[name]), held[name]
+            if value.shape != here.shape:
                 raise ValueError(
                     f"Parameter {name!r} has shape {tuple(value.shape)}, the model needs "
-                    f"{tuple(shape)}."
+                    f"{tuple(here.shape)}."
                 )
-            value = value.to(fixed[name].dtype if name in fixed else self.dtype)
-            expected = fixed[name] if name in fixed else parts.get(self.names[name], value)
-            if expected is not value and not torch.equal(value, expected):
+            if name in self.names:
+                here = parts.setdefault(self.names[name], value)
+            if here is not value and not torch.equal(value, here):
                 raise ValueError(
                     f"{name!r} is fixed or tied in the model and different here; pass the "
                     "module with these numbers instead."
                 )
-            if name in self.names:
-                parts[self.names[name]] = value
         absent = [name for name in self.shapes if name not in parts]
         if absent:
             raise ValueError(f"The start lacks the parameter {absent[0]!r}; give all of them.")
@@ -202,9 +203,8 @@ class FlatModel:
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
         """Return the module's state by name; trained parameters are views of the vector."""
-        trained, fixed = self.unflatten(x), self.fixed
-        names = [name for name, _ in self.module.named_parameters(remove_duplicate=False)]
-        return {n: trained[self.names[n]] if n in self.names else fixed[n] for n in names} | fixed
+        trained, held, names = self.unflatten(x), self._held(), self.names
+        return {n: trained[names[n]] if n in names else value for n, value in held.items()}
 
     def outputs(
         self, x: Tensor, inputs: Tensor, keys: Tensor | None = None, training: bool = False
@@ -273,8 +273,7 @@ class FlatModel:
             )
         alone = first[:-1]
         scale = float(alone.nan_to_num().abs().max()) if alone.numel() else 0.0
-        near: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3 * scale, "equal_nan": True}
-        if fewer.shape[1:] != first.shape[1:] or not torch.allclose(fewer, alone, **near):
+        if not agrees(fewer, alone, 1e-3 * scale):
             raise ValueError(
                 "The model's outputs for a sample depend on the other samples of the batch; "
                 "normalise within samples, and set batch_first=True in layers that have it."
@@ -332,4 +331,4 @@ def gains_from_channels_last(
             plain = outputs(x, images)
     except RuntimeError:
         return False
-    return torch.allclose(found, plain, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return agrees(found, plain, 1e-5)

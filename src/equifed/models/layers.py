@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from equifed.contract.streams import mix
 
+# Layers that are replaced; subclasses may do something else, and stay
 PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Layers that are replaced; subclasses may do something else, and stay."""
 
 
 class AddressedDropout(nn.Module):
@@ -238,12 +238,9 @@ class WrittenConv2d(nn.Conv2d):
         return out.view(len(out), *patches.shape[3:]).transpose(0, 1)
 
     def _patches(self, inputs: Tensor) -> Tensor:
-        """Return what the kernel sees, (channels, its rows, its columns, samples, rows, columns).
-
-        Shifted images side by side: compiled, both ways are plain copies and sums. ``unfold`` would
-        compute anew what comes before the layer for every place of the kernel, and its derivative
-        would be a sum in no order. Columns first: the many copies then are of whole rows.
-        """
+        """Return what the kernel sees, (channels, its rows and columns, samples, rows, columns)."""
+        # Shifted images: compiled, both ways are plain copies and sums. ``unfold`` would compute
+        # anew what comes before for every place of the kernel, and its derivative has no order.
         assert not isinstance(self.padding, str)
         (high, wide), (down, across) = self.kernel_size, self.stride
         above, beside = self.padding

@@ -143,17 +143,13 @@ def fitted_loss(loss: Any) -> FittedLoss | None:
 
 def loss_by_name(name: str) -> SampleLoss:
     """Return the loss of that name, or of ``package.module:function``."""
-    if name in LOSSES:
-        return LOSSES[name]
-    function: SampleLoss = import_object(name, "loss", LOSSES)
-    return function
+    return LOSSES[name] if name in LOSSES else import_object(name, "loss", LOSSES)
 
 
 def resolve_loss(name: str, classes: int | None) -> str:
     """Return the name of the loss that ``"auto"`` stands for; any other name as it is."""
-    if name != "auto":
-        return name
-    return "cross_entropy" if classes is not None else "squared"
+    usual = "cross_entropy" if classes is not None else "squared"
+    return usual if name == "auto" else name
 
 
 def outputs_for(federation: Federation, loss: str) -> int:
@@ -229,17 +225,9 @@ def weigh_classes(
 ) -> SampleLoss:
     """Return a loss that weighs classes.
 
-    Parameters
-    ----------
-    loss : callable
-        Per-sample loss.
-    weights : {"balanced"} or mapping, optional
-        ``"balanced"`` gives class k the weight :math:`n / (K n_k)` with the clients' training
-        samples counted together, as in scikit-learn: all classes count the same and the mean weight
-        of a sample is 1. A mapping gives the weight of every class, by its name or number; classes
-        that it leaves out have 1.
-    federation : Federation
-        The data.
+    ``"balanced"`` gives class k the weight :math:`n / (K n_k)` with the clients' training samples
+    counted together, as in scikit-learn. A mapping gives the weight of every class, by its name or
+    number; classes that it leaves out have 1.
 
     >>> from equifed.data import Federation
     >>> rare = Federation.from_clients({"a": (torch.zeros(4, 1).numpy(), [0, 0, 0, 1])})
@@ -248,32 +236,31 @@ def weigh_classes(
     """
     if weights is None:
         return loss
-    classes = federation.classes
+    classes, names = federation.classes, federation.class_names
     if classes is None:
         raise ValueError(f"class_weights: {federation.name} is regression data without classes.")
-    found = torch.ones(classes, dtype=torch.float64)
     if weights == "balanced":
         counts = torch.as_tensor(federation.train.class_counts(classes).sum(0))
-        absent = [k for k in range(classes) if counts[k] == 0]
-        if absent:
+        if not counts.all():
+            absent = int((counts == 0).nonzero()[0])
             raise ValueError(
-                f"class_weights='balanced': no client has a training sample of class {absent[0]}; "
+                f"class_weights='balanced': no client has a training sample of class {absent}; "
                 "leave the class out of the data, or give the weights as a mapping."
             )
         return WeightedLoss(loss, counts.sum() / (classes * counts.to(torch.float64)))
     if not isinstance(weights, Mapping):
         raise ValueError(f"class_weights must be 'balanced' or a mapping, got {weights!r}.")
-    places: dict[Any, int] = {k: k for k in range(classes)} | {str(k): k for k in range(classes)}
-    places |= {name: k for k, name in enumerate(federation.class_names)}
+    found = torch.ones(classes, dtype=torch.float64)
+    places: dict[Any, int] = {key: k for k in range(classes) for key in (k, str(k))}
+    places |= {name: k for k, name in enumerate(names)}
     for key, weight in weights.items():
-        place = places.get(key) if isinstance(key, str | int) else None
-        if place is None:
-            known = ", ".join(federation.class_names) or f"0..{classes - 1}"
+        if key not in places:
+            known = ", ".join(names) or f"0..{classes - 1}"
             raise ValueError(f"class_weights: there is no class {key!r}; there are {known}.")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < inf:
-            raise ValueError(f"class_weights: class {key!r} has the weight {weight!r}; give a "
-                             "positive number.")  # fmt: skip
-        found[place] = float(weight)
+            fault = f"class {key!r} has the weight {weight!r}"
+            raise ValueError(f"class_weights: {fault}; give a positive number.")
+        found[places[key]] = float(weight)
     return WeightedLoss(loss, found)
 
 
@@ -284,7 +271,7 @@ def _margin(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
     return torch.where(targets > 0, flat[:, 0], -flat[:, 0])
 
 
-def import_object(name: str, what: str, known: dict[str, Any]) -> Any:
+def import_object(name: str, what: str, known: Mapping[str, Any]) -> Any:
     """Import ``package.module:attribute``."""
     module_name, _, attribute = name.partition(":")
     if not attribute:

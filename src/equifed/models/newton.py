@@ -17,14 +17,12 @@ from torch import Tensor
 
 from equifed.models.losses import DERIVATIVES, FittedLoss
 
-MOST_NUMBERS = 2000
-"""Numbers per client that Newton's method is for: its matrix takes 32 MB."""
+MOST_NUMBERS = 2000  # numbers per client that Newton's method is for: its matrix takes 32 MB
 STEPS = 100
-FAST = 0.1
-"""While steps shorten so much, squared, in a matrix, it serves for the next one."""
+FAST = 0.1  # while steps shorten so much, squared, in a matrix, it serves for the next one
 SHORTEST = 2.0**-30
+# Least pivot of a matrix with a diagonal of ones that Cholesky's factors are trusted for
 FULL_RANK = 1e-5
-"""Least pivot of a matrix with a diagonal of ones that Cholesky's factors are trusted for."""
 
 
 def inverse_root(matrix: Tensor) -> Tensor:

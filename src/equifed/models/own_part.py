@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from equifed.contract.local import OwnL2, OwnSteps, own_strength
-from equifed.data.split import DataError
 from equifed.models.losses import FittedLoss
 from equifed.models.newton import fit_linear
 
@@ -24,18 +23,17 @@ OwnParameters = Mapping[str, Tensor]
 """Own parameters by name, clients first: (N, ...)."""
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+# Words that name own parameters
 WORDS = {
     "bias": "the bias of the last layer",
     "head": "weight and bias of the last layer",
     "norm": "scales and shifts of the normalisation layers",
 }
-"""Words that name own parameters."""
 
+# How far random models lie from the start at which own parameters must show an effect: the outputs
+# of a wide network with parameters of size 1 are so large that a bias is lost in them
 SCALES = (1.0, 0.1, 0.01)
-"""How far random models lie from the start at which own parameters must show an effect: the
-outputs of a wide network with parameters of size 1 are so large that a bias is lost in them."""
-EFFECT = 1e-4
-"""Smallest change of outputs, as a part of their size, that is not rounding."""
+EFFECT = 1e-4  # smallest change of outputs, as a part of their size, that is not rounding
 
 
 @dataclass(frozen=True)
@@ -80,43 +78,42 @@ def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
     >>> choose_own(net, "bias"), choose_own(net, "norm"), choose_own(net, ["0.*"])
     (('2.bias',), ('1.weight', '1.bias'), ('0.weight', '0.bias'))
     """
-    if not isinstance(own, str) and (
-        not isinstance(own, Sequence) or not own or not all(isinstance(o, str) for o in own)
-    ):
+    alone, patterns = isinstance(own, str), [own] if isinstance(own, str) else own
+    if not isinstance(own, Sequence) or not own or not all(isinstance(o, str) for o in own):
         raise ValueError(
             f"own is one of {', '.join(map(repr, WORDS))}, or names and patterns of parameters, "
             f"got {own!r}."
         )
-    trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    every = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
-    first = {name: _first_name(module, name) for name in every}  # of tied parameters
+    trained = {p: n for n, p in module.named_parameters() if p.requires_grad}
+    held = module.named_parameters(remove_duplicate=False)
+    every = {n: trained[p] for n, p in held if p.requires_grad}  # tied ones have a first name
     wanted: set[str] = set()
-    for pattern in [own] if isinstance(own, str) else own:
-        if isinstance(own, str) and own in WORDS:
-            found = _by_word(module, own)
-        else:
-            found = [name for name in every if fnmatchcase(name, pattern)]
+    for pattern in patterns:
+        found = [name for name in every if fnmatchcase(name, pattern)]
+        if alone and pattern in WORDS:
+            found = _by_word(module, pattern)
         if not found:
-            what = WORDS.get(pattern, f"named {pattern!r}") if pattern == own else repr(pattern)
-            words = f"; the words are {', '.join(WORDS)}" if isinstance(own, str) else ""
-            if pattern in WORDS and not words:
+            what = WORDS.get(pattern, f"named {pattern!r}") if alone else repr(pattern)
+            words = f"; the words are {', '.join(WORDS)}" if alone else ""
+            if pattern in WORDS and not alone:
                 words = f"; {pattern!r} must be given alone: own={pattern!r}"
             raise ValueError(
-                f"own: the model trains no parameter {what}; it trains {', '.join(trained)}{words}."
+                f"own: the model trains no parameter {what}; it trains "
+                f"{', '.join(trained.values())}{words}."
             )
-        wanted |= {first[name] for name in found}
-    if wanted == set(trained):
+        wanted |= {every[name] for name in found}
+    if wanted == set(trained.values()):
         raise ValueError(
-            f"own: nothing would be shared, since the model trains {', '.join(trained)} alone; "
-            "leave some parameters to all clients."
+            f"own: nothing would be shared, since the model trains {', '.join(trained.values())} "
+            "alone; leave some parameters to all clients."
         )
-    return tuple(name for name in trained if name in wanted)
+    return tuple(name for name in trained.values() if name in wanted)
 
 
 def is_last_bias(module: nn.Module, names: Sequence[str]) -> bool:
     """Tell whether own parameters are the bias of the last layer and nothing else."""
-    last = _by_word(module, "bias")
-    return bool(last) and list(names) == [_first_name(module, name) for name in last]
+    last, first = _by_word(module, "bias"), {p: n for n, p in module.named_parameters()}
+    return bool(last) and list(names) == [first[module.get_parameter(name)] for name in last]
 
 
 def _by_word(module: nn.Module, word: str) -> list[str]:
@@ -134,12 +131,6 @@ def _by_word(module: nn.Module, word: str) -> list[str]:
     return last if word == "head" else [n for n in last if n.rpartition(".")[2] == "bias"]
 
 
-def _first_name(module: nn.Module, name: str) -> str:
-    """Return the name under which a parameter comes first: tied ones have several."""
-    parameter = module.get_parameter(name)
-    return next(n for n, p in module.named_parameters() if p is parameter)
-
-
 def check_effect(
     outputs: Callable[[Tensor], Tensor], like: Tensor, own: Mapping[str, torch.Size]
 ) -> None:
@@ -151,16 +142,15 @@ def check_effect(
 
     at = like.numel() - sum(shape.numel() for shape in own.values())
     for name, shape in own.items():
-        seen = False
         for scale in SCALES:
             x = like + scale * drawn(like.numel())
             other = x.clone()
             other[at : at + shape.numel()] += drawn(shape.numel())
             with torch.no_grad():
                 before, after = outputs(x), outputs(other)
-            change = (after - before).abs().max()
-            seen = seen or not bool(change <= EFFECT * before.abs().max())
-        if not seen:
+            if not bool((after - before).abs().max() <= EFFECT * before.abs().max()):
+                break
+        else:
             raise ValueError(
                 f"own: the parameter {name} has no effect on the model's outputs (a layer after it "
                 "takes it out again); leave it out."
@@ -175,10 +165,8 @@ def read_last_layer(
     place, layer = _find_last_layer(module, names)
     seen: list[Tensor] = []
     hook = layer.register_forward_hook(lambda _, given, __: seen.append(given[0].detach()))
-    try:
+    with hook:
         outputs = run(module).double()
-    finally:
-        hook.remove()
     if not len(outputs):  # nothing was run
         outputs = outputs.new_zeros(0, layer.out_features)
     entered = torch.cat(seen).double() if seen else outputs.new_zeros(0, layer.in_features)
@@ -235,17 +223,13 @@ def fit_new_client(
     loss: FittedLoss | None, l2: float,
 ) -> nn.Module:  # fmt: skip
     """Return the module with the best own parameters for a client's samples."""
-    found = copy.deepcopy(module)
-    design, _ = read_last_layer(found, names, run)
+    own = {name: module.get_parameter(name) for name in names}
+    design, _ = read_last_layer(module, names, run)
     known = check_fit(loss, l2)
     with torch.no_grad():
-        for name in names:
-            found.get_parameter(name).zero_()
-        v = fit_linear(design, run(found).double(), targets, known, l2)
-        shapes = {name: found.get_parameter(name).shape for name in names}
-        for name, value in split_own(v, names, shapes).items():
-            found.get_parameter(name).copy_(value)
-    return found
+        plain = run(put_own(module, {name: torch.zeros_like(p) for name, p in own.items()}))
+    v = fit_linear(design, plain.double(), targets, known, l2)
+    return put_own(module, split_own(v, names, {name: p.shape for name, p in own.items()}))
 
 
 def check_own(module: nn.Module, own: OwnParameters, clients: Sequence[str]) -> None:
@@ -264,14 +248,10 @@ def check_own(module: nn.Module, own: OwnParameters, clients: Sequence[str]) -> 
             )
 
 
-def module_of(
-    module: nn.Module, own: OwnParameters, clients: Sequence[str], client: str
-) -> nn.Module:
-    """Return the module with the own part of a client."""
-    if client not in clients:
-        raise DataError(f"There is no client {client!r}; there are {', '.join(clients[:12])}.")
-    found, place = copy.deepcopy(module), clients.index(client)
+def put_own(module: nn.Module, own: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of the module with these own parameters."""
+    found = copy.deepcopy(module)
     with torch.no_grad():
-        for name, rows in own.items():  # not by load_state_dict: tied parameters are there twice
-            found.get_parameter(name).copy_(rows[place])
+        for name, value in own.items():  # not by load_state_dict: tied parameters are there twice
+            found.get_parameter(name).copy_(value)
     return found

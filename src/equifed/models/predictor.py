@@ -20,15 +20,14 @@ from equifed.data.preparation import Preparation
 from equifed.data.split import DataError, Split, refuse
 from equifed.models.adapted import take_logits
 from equifed.models.losses import FittedLoss, base_loss, fitted_loss
-from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of
+from equifed.models.own_part import OwnParameters, check_own, fit_new_client, put_own
 
 Array: TypeAlias = NDArray[Any]
 Link: TypeAlias = Literal["softmax", "sigmoid"] | None
 
+# What makes probabilities of a module's outputs, by the loss that it was trained with
 LINKS: dict[str | None, Link] = {"cross_entropy": "softmax", "binary_logistic": "sigmoid"}
-"""What makes probabilities of a module's outputs, by the loss that it was trained with."""
-BLOCK = 4096
-"""Rows per forward pass."""
+BLOCK = 4096  # rows per forward pass
 
 
 def link_of(loss: Any) -> Link:
@@ -41,16 +40,13 @@ class Predictor:
     """Predicts for new rows, which it prepares as the training rows were.
 
     Rows come as a data frame, a mapping of columns or the path of a CSV or Parquet file, matched by
-    name; or as an array. An array holds what the model was trained on: the columns of
-    :attr:`columns` in order and unscaled where a table was prepared, else samples of
-    ``input_shape``.
+    name; or as an array of what the model was trained on: :attr:`columns` in order and unscaled
+    where a table was prepared, else samples of ``input_shape``.
 
     Parameters
     ----------
-    module : torch.nn.Module
-        With its weights, in evaluation mode.
-    input_shape : tuple of int
-        Of one prepared sample.
+    module, input_shape
+        With its weights, in evaluation mode; the shape of one prepared sample.
     classes : tuple of str, optional
         Names of the classes; None for a regression.
     link : {"softmax", "sigmoid", None}
@@ -59,19 +55,15 @@ class Predictor:
         How a table becomes features.
     clients : tuple of str
         Who took part in training.
-    tokens : bool
-        Samples are indices, not numbers.
-    outputs_shape : tuple of int
-        Of one sample's values, in a regression; () for one.
+    tokens, outputs_shape
+        Samples are indices, not numbers; one sample's values, in a regression, () for one.
     own : mapping of parameter name to tensor
-        Own parameters, a row for each of ``clients``. Rows of a client are predicted with its own
-        part; others with the module as it is, which holds the mean, and a warning.
+        Own parameters, a row for each of ``clients``. Rows of others are predicted with the module
+        as it is, which holds the mean, and a warning.
     only : str, optional
         The module has the own part of this client: rows of others are refused.
-    loss : str, optional
-        The loss that it was trained with, where own parts can be fitted to it.
-    own_l2 : float or str
-        Strength of the penalty on own parameters in training, as for :func:`equifed.simulate`.
+    loss, own_l2
+        What own parts can be fitted to: the loss of training, and the strength of its penalty.
     layout : Layout, optional
         The arrays of a sample, where there are several: rows come as a mapping or tuple of arrays.
 
@@ -104,9 +96,8 @@ class Predictor:
 
     def __repr__(self) -> str:
         what = "values" if self.classes is None else f"classes {', '.join(self.classes[:6])}"
-        if self.layout is not None:
-            return f"<Predictor of {what} from {self.layout}>"
-        return f"<Predictor of {what} from {' x '.join(map(str, self.input_shape))} features>"
+        shape = f"{' x '.join(map(str, self.input_shape))} features"
+        return f"<Predictor of {what} from {self.layout or shape}>"
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -122,13 +113,8 @@ class Predictor:
     def predict(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the class name, or the value, of every row.
 
-        Parameters
-        ----------
-        rows : DataFrame, mapping of columns, path or array
-            The samples; a mapping or tuple of arrays where they consist of several.
-        client : str or sequence of str, optional
-            Whose rows they are: of all, or one by one; it matters where clients have own parts or
-            scales of their own. By default the table's client column says it.
+        ``client`` says whose rows they are, of all or one by one, where clients have own parts or
+        scales of their own; by default the table's client column does.
         """
         if self.classes is None:
             values = self.in_units(self._outputs(rows, client))
@@ -168,11 +154,10 @@ class Predictor:
 
     def _score(self, outputs: Array) -> Array:
         """Return scores of all classes, if there are as many as the module tells apart."""
-        scores, known = class_scores(outputs), len(self.classes or ())
-        told = 2 if scores.ndim == 1 else scores.shape[1]
+        told, known = max(2, outputs.shape[1]), len(self.classes or ())
         if told != max(2, known):
             raise ValueError(f"The model tells {told} classes apart, but {known} are named.")
-        return scores
+        return class_scores(outputs)
 
     def features(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the rows as the module sees them, or say what is wrong with them."""
@@ -199,10 +184,11 @@ class Predictor:
 
     def _read(self, rows: Any) -> Columns | Array:
         """Return rows of one array each, the columns of a table, or an array; cells once."""
-        layout = self.layout
+        layout, named = self.layout, isinstance(rows, Mapping) or hasattr(rows, "column_names")
         if layout is None or (isinstance(rows, np.ndarray) and rows.shape[1:] == (layout.width,)):
-            return _read(rows)
-        if layout.named and hasattr(rows, "keys" if isinstance(rows, Mapping) else "column_names"):
+            table = named or isinstance(rows, str) or hasattr(rows, "__fspath__") or is_frame(rows)
+            return read_columns(rows) if table else np.asarray(rows)
+        if layout.named and named:
             held = list(rows if isinstance(rows, Mapping) else rows.column_names)
             rows = {one.name: rows[one.name] for one in layout.fields if one.name in held}
         return layout.pack(rows)
@@ -219,7 +205,13 @@ class Predictor:
 
     def module_for(self, client: str) -> nn.Module:
         """Return the module with a client's own part, where there is one."""
-        return module_of(self.module, self.own, self.clients, client) if self.own else self.module
+        if not self.own:
+            return self.module
+        if client not in self.clients:
+            known = ", ".join(self.clients[:12])
+            raise DataError(f"There is no client {client!r}; there are {known}.")
+        place = self.clients.index(client)
+        return put_own(self.module, {name: rows[place] for name, rows in self.own.items()})
 
     def for_new_client(
         self, rows: Any = None, targets: Any = None, client: str = "new client",
@@ -227,19 +219,10 @@ class Predictor:
     ) -> Predictor:  # fmt: skip
         """Return what predicts for a client that took no part in training.
 
-        With labelled rows it fits the client's own part at the shared parameters, as training would
-        have, with the same penalty; without, it takes the mean of the clients' own parts.
-
-        Parameters
-        ----------
-        rows, targets
-            The client's samples, as for :meth:`predict`, and their class names or values; those of
-            a table may be among its columns.
-        client : str
-            Its name.
-        own_l2 : float or str, optional
-            Strength of the penalty on the own part; that of training by default. ``"3/n"`` is 3
-            divided by the number of rows.
+        With labelled rows (targets of a table may be among its columns) it fits the client's own
+        part at the shared parameters, as training would have; without, it takes the mean of the
+        clients' own parts. ``own_l2`` is the strength of the penalty, by default that of training;
+        ``"3/n"`` is 3 divided by the number of rows.
         """
         if self.only is not None:
             raise ValueError(
@@ -329,8 +312,7 @@ class Predictor:
 
     def run_module(self, module: nn.Module, features: Array) -> Array:
         """Return the outputs of a module for prepared rows in float64, shape (rows, outputs)."""
-        parameter = next(module.parameters(), torch.zeros(()))
-        kind = torch.int64 if self.tokens else parameter.dtype
+        kind = torch.int64 if self.tokens else find_dtype(module)
         parts = []
         for start in range(0, len(features), BLOCK):
             block = torch.tensor(features[start : start + BLOCK], dtype=kind)
@@ -342,15 +324,12 @@ class Predictor:
         self, rows: Any, client: str | Sequence[str] | None, count: int
     ) -> list[str] | None:
         """Return the client of every row; None where nobody says it."""
-        if isinstance(client, str):
-            owners = [client] * count
-        elif client is not None:
-            owners = [str(name) for name in client]
-        else:
-            title = None if self.preparation is None else self.preparation.client
-            if title is None or not isinstance(rows, Columns) or title not in rows:
-                return None
-            owners = [str(name) for name in rows[title]]
+        title = None if self.preparation is None else self.preparation.client
+        if client is None and title is not None and isinstance(rows, Columns):
+            client = rows.get(title)
+        if client is None:
+            return None
+        owners = [client] * count if isinstance(client, str) else list(map(str, client))
         if len(owners) != count:
             raise DataError(f"client names {len(owners)} rows, there are {count}.")
         refuse(
@@ -375,13 +354,6 @@ def most_likely(scores: Array) -> Array:
     return (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
 
 
-def _read(rows: Any) -> Columns | Array:
-    """Return the columns of a table, or an array; each cell is read once."""
-    kinds = isinstance(rows, Mapping | str), is_frame(rows)
-    named = any(hasattr(rows, name) for name in ("__fspath__", "column_names"))
-    return read_columns(rows) if named or any(kinds) else np.asarray(rows)
-
-
 def _check_array(values: Array, shape: tuple[int, ...]) -> Array:
     """Return samples of this shape, all finite, or say what is wrong with them."""
     if values.dtype.kind not in "biuf":
@@ -396,6 +368,11 @@ def _check_array(values: Array, shape: tuple[int, ...]) -> Array:
         place = ", ".join(str(int(k)) for k in bad[0])
         raise DataError(f"The array has a value that is not finite at [{place}]; fill it in.")
     return values
+
+
+def find_dtype(module: nn.Module) -> torch.dtype:
+    """Return the precision of a module's parameters."""
+    return next(module.parameters(), torch.zeros(())).dtype
 
 
 def name_classes(classes: int | None, names: Sequence[str]) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from equifed.contract import Clients, Federated, Info, LocalSGD, Stream, Vector
 from equifed.contract.absence import scatter
 from equifed.contract.local import DEFAULT_WORK
 from equifed.privacy.ledger import Entry, Ledger, OverBudget, check_delta, find_factor
-from equifed.privacy.noise import SecretNoise, StreamNoise
+from equifed.privacy.noise import SecretNoise, make_noise
 from equifed.privacy.site import ROUNDING
 
 
@@ -38,19 +38,14 @@ class PrivateFedAvg(Federated):
 
     S is a uniform sample of m of the N clients. Replacing all rows of one client by as many others
     moves the sum by at most :math:`D = 2 C / m`, and :math:`\sigma` is the least for which
-    ``rounds`` answers, each about m of N clients, cost epsilon at delta. Clients count alike, which
-    has the least noise. Unlike in FedAvg one that gives no answer leaves its weight empty, so that
-    nobody else's grows.
+    ``rounds`` answers, each about m of N clients, cost epsilon at delta. Clients count alike; one
+    that gives no answer leaves its weight empty.
 
-    All models are (epsilon, delta)-private together, and whatever is computed from them; numbers
-    of samples are public. The run folder is not: it tells who took part and every client's
-    results, so publish the model alone. Whoever runs the server is trusted with the updates, and
-    with noise and samples, which follow from the seed: a simulation. With ``secret=True`` they
-    come from the operating system; such a run is not to be resumed, which may tell a round twice.
-
-    Weights that follow losses have no private form here: noise that hides a client is as large as
-    its loss, so fair objectives would follow the noise. With many rows per client take privacy of
-    records (:class:`equifed.Privacy`), which has all of them.
+    All models are (epsilon, delta)-private together, not the run folder: publish the model alone.
+    The server is trusted with the updates, and with noise and samples, which follow from the seed:
+    a simulation. With ``secret=True`` they come from the operating system; do not resume such a
+    run, which may tell a round twice. Fair weights would follow the noise here, which is as large
+    as a client's loss: with many rows per client take :class:`equifed.Privacy`, of records.
 
     Parameters
     ----------
@@ -63,7 +58,7 @@ class PrivateFedAvg(Federated):
     local, participation, server_lr
         As in :class:`equifed.FedAvg`.
     secret : bool
-        Whether noise and samples come from the operating system, for models to be published.
+        Whether noise and samples come from the operating system.
 
     Examples
     --------
@@ -86,9 +81,7 @@ class PrivateFedAvg(Federated):
     delta: float = 1e-5
     secret: bool = False
 
-    allowed: ClassVar = {
-        "epsilon": "(0, inf)", "rounds": "[1, inf)", "clip": "(0, inf)",
-    }  # fmt: skip
+    allowed: ClassVar = {"epsilon": "(0, inf)", "rounds": "[1, inf)", "clip": "(0, inf)"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,32 +116,6 @@ class PrivateFedAvg(Federated):
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        self._check(state, clients)
-        n = len(clients.names)
-        entry, m = self.price(n), math.ceil(self.participation * n)
-        noise = SecretNoise() if self.secret else StreamNoise(stream)
-        drawn = noise.draw(m, n, "clients") if m < n else np.arange(n)
-        here = np.intersect1d(drawn, clients.index)
-        weights = np.full(len(here), 1 / m)
-        total = torch.zeros_like(state.x)
-        if len(here):  # who was drawn and is missing counts as zero
-            chosen = clients.subset(here)
-            moved = chosen.local_steps(state.x, self.local, stream.at("local")).displacement
-            lengths = np.sqrt(moved.squared_norms())
-            shorter = self.clip * (1 - ROUNDING) / np.maximum(lengths, 1e-300)
-            total = moved.weighted_sum(weights * np.minimum(1.0, shorter))
-        told = noise.add(total, entry.sensitivity / noise.slack, entry.sigma, "sum")
-        x = state.x - self.server_lr * told
-        note = (
-            f"privacy of clients: epsilon {self.epsilon:g}, delta {self.delta:g} after "
-            f"{self.rounds} rounds; updates clipped to {self.clip:g}, noise of deviation "
-            f"{entry.sigma:.3g} on each number of their sum"
-        )
-        info = Info(scatter(weights, here, n), index=here, notes=(note,))
-        return State(x, state.rounds + 1), info
-
-    def _check(self, state: State, clients: Clients) -> None:
-        """Refuse rounds that are not paid for, and what would change sums after clipping."""
         if state.rounds >= self.rounds:
             raise OverBudget(
                 f"PrivateFedAvg has spent epsilon = {self.epsilon:g} over its {self.rounds} rounds;"
@@ -159,3 +126,23 @@ class PrivateFedAvg(Federated):
                 "A guard that acts shortens updates by the lengths of others, which costs privacy "
                 "that is not counted. PrivateFedAvg bounds every update by clip; set guard = 'off'."
             )
+        n = len(clients.names)
+        entry, m = self.price(n), math.ceil(self.participation * n)
+        noise = make_noise(stream, self.secret)
+        drawn = noise.draw(m, n, "clients") if m < n else np.arange(n)
+        here = np.intersect1d(drawn, clients.index)
+        weights = np.full(len(here), 1 / m)
+        total = torch.zeros_like(state.x)
+        if len(here):  # who was drawn and is missing counts as zero
+            chosen = clients.subset(here)
+            moved = chosen.local_steps(state.x, self.local, stream.at("local")).displacement
+            lengths = np.sqrt(moved.squared_norms())
+            shorter = self.clip * (1 - ROUNDING) / np.maximum(lengths, 1e-300)
+            total = moved.weighted_sum(weights * np.minimum(1.0, shorter))
+        total = noise.add(total, entry.sensitivity / noise.slack, entry.sigma, "sum")
+        x = state.x - self.server_lr * total
+        budget = f"epsilon {self.epsilon:g}, delta {self.delta:g} after {self.rounds} rounds"
+        told = f"noise of deviation {entry.sigma:.3g} on each number of their sum"
+        note = f"privacy of clients: {budget}; updates clipped to {self.clip:g}, {told}"
+        info = Info(scatter(weights, here, n), index=here, notes=(note,))
+        return State(x, state.rounds + 1), info

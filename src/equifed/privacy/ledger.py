@@ -1,13 +1,13 @@
-r"""What the answers of one site cost in privacy, added up and kept on disk.
+r"""What answers cost in privacy: kinds, declared bounds, how a budget is split, what is spent.
 
-Every answer is a Gaussian mechanism: a value that moves by at most D (its L2 sensitivity) when one
-unit's rows are replaced gets noise of deviation sigma. The squares :math:`(D/\sigma)^2` of
-adaptively chosen answers add up to :math:`\mu^2`; together they are (epsilon, delta)-private for
+A value that moves by at most D (its L2 sensitivity) when one unit's rows are replaced gets Gaussian
+noise of deviation sigma. The squares :math:`(D/\sigma)^2` of adaptively chosen answers add up to
+:math:`\mu^2`; together they are (epsilon, delta)-private for
 
 .. math:: \delta(\epsilon) = \Phi(-\epsilon/\mu + \mu/2) - e^\epsilon\, \Phi(-\epsilon/\mu - \mu/2)
 
-(Balle and Wang 2018), exactly where every sensitivity is attained. Answers about a sample of the
-rows are no single mu; an accountant composes them (the extra ``dp``).
+(Balle and Wang 2018). Answers about a sample of the rows are no single mu; an accountant composes
+them (the extra ``dp``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from equifed.contract.arrays import check_settings, show_text
 from equifed.training.files import UNREADABLE, write_file
@@ -29,17 +29,10 @@ Unit = Literal["record", "person", "client"]
 """Whose rows are replaced by others: one row, those of one person, or all of a client."""
 
 FORMAT = 1
-ROUNDING = 1e-9
-"""Share of the budget by which sums of squares may be off."""
-
-LEAST = 4 * sys.float_info.epsilon
-"""The smallest relative error of a root that can be asked for."""
-
-ACCURACY = 1.01
-"""Factor by which noise of sampled steps may be more than is needed."""
-
-ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)
-"""Of Renyi divergences; whole ones are quick to compute."""
+ROUNDING = 1e-9  # share of the budget by which sums of squares may be off
+LEAST = 4 * sys.float_info.epsilon  # smallest relative error of a root that can be asked for
+ACCURACY = 1.01  # factor by which noise of sampled steps may be more than is needed
+ORDERS = (*range(2, 33), 40, 48, 64, 96, 128)  # of Renyi divergences; whole ones are quick
 
 
 class OverBudget(RuntimeError):
@@ -64,7 +57,6 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 def epsilon_of(mu: float, delta: float) -> float:
     """Return the smallest epsilon of answers with these squares' root mu, for a delta."""
-    check_delta(delta)
     if mu == 0 or delta_of(0.0, mu) <= delta:
         return 0.0
     return _find_root(lambda epsilon: delta - delta_of(epsilon, mu), xtol=1e-13)
@@ -99,16 +91,12 @@ def check_delta(delta: float) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One kind of answer: its L2 sensitivity, the noise's deviation, and how often it was given.
-
-    ``q`` is the share of a site's rows that each answer is about, drawn anew for each without
-    replacement; 1 is all of them. The sensitivity is that of replacing a row that was drawn.
-    """
+    """One kind of answer: its L2 sensitivity, the noise's deviation, and how often it was given."""
 
     kind: str
-    sensitivity: float
+    sensitivity: float  # where q < 1: of replacing a row that was drawn
     sigma: float
-    q: float = 1.0
+    q: float = 1.0  # share of a site's rows that each is about, drawn without replacement
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -120,16 +108,10 @@ class Entry:
         return self.steps * (self.sensitivity / self.sigma) ** 2
 
 
-def compose(entries: Iterable[Entry], delta: float) -> float:
-    """Return the epsilon of all entries together."""
-    entries = tuple(entries)
+def compose(entries: Sequence[Entry], delta: float) -> float:
+    """Return the epsilon of all entries; of sampled rows an upper bound by Renyi divergences."""
     if all(entry.q == 1 for entry in entries):
         return epsilon_of(math.sqrt(math.fsum(entry.square for entry in entries)), delta)
-    return _account(entries, delta)
-
-
-def _account(entries: Iterable[Entry], delta: float) -> float:
-    """Return an upper bound by Renyi divergences; units are replaced, as everywhere here."""
     try:
         import dp_accounting as dp
         from dp_accounting.rdp import RdpAccountant
@@ -138,7 +120,6 @@ def _account(entries: Iterable[Entry], delta: float) -> float:
             "Answers about a sample of the rows (minibatches) need an accountant: pip install "
             "'equifed[dp]', or take all rows (batch_size = None)."
         ) from None
-    check_delta(delta)
     accountant = RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
     for entry in entries:
         # The accountant knows counts of rows, not shares: round towards more.
@@ -156,8 +137,7 @@ def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, in
         return math.sqrt(sum(n / raw**2 for raw, _, n in each)) / mu_of(epsilon, delta)
 
     def fits(factor: float) -> bool:
-        entries = (Entry("", 1.0, factor * raw, q, n) for raw, q, n in each)
-        return compose(entries, delta) <= epsilon
+        return compose([Entry("", 1.0, factor * raw, q, n) for raw, q, n in each], delta) <= epsilon
 
     high = 1 / mu_of(epsilon, delta)
     while not fits(high):
@@ -171,12 +151,117 @@ def find_factor(epsilon: float, delta: float, each: tuple[tuple[float, float, in
     return high
 
 
+class Mechanism(NamedTuple):
+    """One kind of answer: what it is, and its part of mu^2 of those that are asked."""
+
+    words: str
+    part: float
+
+
+MECHANISMS = {
+    "moments": Mechanism("second moments", 1.0),
+    "losses": Mechanism("mean loss", 1.0),
+    "gradients": Mechanism("mean gradient", 3.0),
+    "steps": Mechanism("gradient of a local step", 3.0),
+    "updates": Mechanism("sum of updates", 0.0),  # at the server, of whole clients
+}
+IDLE = 0.1  # part of losses that are recorded but decide nothing
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How often one client is asked in all rounds together."""
+
+    moments: int = 0
+    losses: int = 0
+    gradients: int = 0
+    steps: int = 0
+    q: float = 1.0  # share of its rows in each local step
+    idle: bool = False  # losses decide nothing
+    part: float = 1.0  # of mu^2 for this plan, where a client has several
+
+    def counts(self) -> dict[str, int]:
+        """Return the kinds that are asked, and how often."""
+        return {kind: count for kind in MECHANISMS if (count := getattr(self, kind, 0))}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds on rows, and the budget of their client; see :class:`equifed.Privacy`."""
+
+    epsilon: float
+    rows: float
+    loss: float
+    rounds: int
+    delta: float = 1e-5
+    unit: Unit = "record"
+    gradient: float | None = None
+    most_rows: int = 1
+    preparation: Literal["refused", "public"] = "refused"
+    secret: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = dict.fromkeys(("epsilon", "rows", "loss", "gradient"), "(0, inf)")
+        bounds |= dict.fromkeys(("rounds", "most_rows"), "[1, inf)")
+        check_settings(self, unit=get_args(Unit), preparation=("refused", "public"), **bounds)
+        check_delta(self.delta)
+        if self.most_rows > 1 and self.unit == "record":
+            raise ValueError(f"Privacy most_rows={self.most_rows} needs unit='person'.")
+
+    def split(self, planned: Planned) -> dict[str, float]:
+        """Return the share of mu^2 of every kind that is asked."""
+        parts = {kind: MECHANISMS[kind].part for kind in planned.counts()}
+        if planned.idle and "losses" in parts:
+            parts["losses"] *= IDLE
+        whole = math.fsum(parts.values())
+        return {kind: part / whole for kind, part in parts.items()}
+
+    def multipliers(self, planned: Planned) -> dict[str, float]:
+        """Return sigma / D of every kind, so that all planned answers meet the budget."""
+        shares, each = self.split(planned), {}
+        for kind, times in planned.counts().items():
+            q = planned.q if kind == "steps" else 1.0
+            each[kind] = q * math.sqrt(times / shares[kind]), q, times
+        factor = find_factor(self.epsilon, self.delta, tuple(each.values()))
+        return {kind: factor * raw / math.sqrt(planned.part) for kind, (raw, *_) in each.items()}
+
+    def reach(self, slope: float = 1.0, bias: bool = True, squared: bool = False) -> dict[str, Any]:
+        """Return how far another row moves the sum of each kind of answer, at most.
+
+        Gradients are as long as the loss's ``slope`` in the outputs times the row, with the one of
+        a bias; moments are of rows with the targets of a ``squared`` loss.
+        """
+        long = math.sqrt(self.rows**2 + bias)
+        longest = slope * long if self.gradient is None else self.gradient
+        square = long**2 + (self.loss if squared else 0.0)
+        moved = {"moments": math.sqrt(2.0) * square, "losses": self.loss}
+        return moved | dict.fromkeys(("gradients", "steps"), 2 * longest)
+
+    def price(
+        self, kind: str, planned: Planned, reach: float, size: int, count: int | None = None,
+        steps: int = 1, slack: float = 1.0,
+    ) -> Entry:  # fmt: skip
+        """Return what answers cost about ``count`` of ``size`` rows, by default as planned."""
+        count = count or (round(planned.q * size) if kind == "steps" else size)
+        moved, scale = reach / count * self.most_rows, self.multipliers(planned)[kind]
+        return Entry(kind, moved * slack, scale * moved * slack, count / size, steps)
+
+    def describe(self) -> str:
+        """Say what is protected, and by what budget."""
+        whose = f"every {'row' if self.unit == 'record' else 'person'} of a client"
+        budget = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+        return f"Privacy: {whose} has {budget} by noise added at the client"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the settings as a configuration has them, without what is not given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
 class Ledger:
     """The budget of one site, which is what may be published, and what it has spent.
 
-    Entries are kept over runs in the file ``path``, if it is given; one that is there is continued.
-    It is written before :meth:`spend` returns, so that no answer leaves that is not in it. ``unit``
-    is whose rows are protected, ``name`` the site, as errors name it.
+    Entries are kept over runs in the file ``path``, if it is given. ``unit`` is whose rows are
+    protected, ``name`` the site.
     """
 
     def __init__(
@@ -184,12 +269,10 @@ class Ledger:
         path: str | Path | None = None, name: str = "this site",
     ) -> None:  # fmt: skip
         self.mu, self.epsilon, self.delta = mu_of(epsilon, delta), float(epsilon), float(delta)
-        if unit not in get_args(Unit):
-            raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}.")
         self.unit, self.name, self.path = unit, name, None if path is None else Path(path)
+        check_settings(self, unit=get_args(Unit))
         self.entries: list[Entry] = []
-        if self.path is not None and self.path.exists():
-            self.entries = self._read(self.path)
+        self._reload()
 
     @property
     def spent(self) -> float:
@@ -203,9 +286,11 @@ class Ledger:
 
     def spend(self, *entries: Entry) -> None:
         """Enter answers, or refuse all of them by name; call it before they leave."""
-        if self.path is not None and self.path.exists():  # another process may have spent
-            self.entries = self._read(self.path)
-        after = self._merged(entries)
+        self._reload()  # another process may have spent
+        counts = Counter[tuple[str, float, float, float]]()
+        for e in (*self.entries, *entries):  # equal ones are counted together
+            counts[e.kind, e.sensitivity, e.sigma, e.q] += e.steps
+        after = [Entry(*key, steps) for key, steps in counts.items()]
         if all(entry.q == 1 for entry in after):
             fits = math.fsum(e.square for e in after) <= self.mu**2 * (1 + ROUNDING)
         else:
@@ -222,19 +307,11 @@ class Ledger:
             write_file(self.path, json.dumps(self.to_dict(after), indent=1).encode())
         self.entries = after
 
-    def _merged(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return all entries with these, equal ones counted together."""
-        counts = Counter[tuple[str, float, float, float]]()
-        for e in (*self.entries, *entries):
-            counts[e.kind, e.sensitivity, e.sigma, e.q] += e.steps
-        return [Entry(*key, steps) for key, steps in counts.items()]
-
-    def to_dict(self, entries: Iterable[Entry] | None = None) -> dict[str, Any]:
+    def to_dict(self, entries: Sequence[Entry] | None = None) -> dict[str, Any]:
         """Return budget and entries as a JSON file holds them."""
-        told = {"format": FORMAT, "name": self.name, "unit": self.unit}
-        told |= {"epsilon": self.epsilon, "delta": self.delta}
         listed = self.entries if entries is None else entries
-        return {**told, "entries": [asdict(entry) for entry in listed]}
+        told = {"format": FORMAT, "name": self.name, "unit": self.unit, "epsilon": self.epsilon}
+        return {**told, "delta": self.delta, "entries": [asdict(entry) for entry in listed]}
 
     @classmethod
     def from_dict(cls, told: dict[str, Any]) -> Ledger:
@@ -245,11 +322,13 @@ class Ledger:
         made.entries = [Entry(**entry) for entry in told["entries"]]
         return made
 
-    def _read(self, path: Path) -> list[Entry]:
-        """Return the entries of a file; with a damaged one nothing is answered."""
+    def _reload(self) -> None:
+        """Take the entries of the file, if there is one; with a damaged one nothing is answered."""
+        path = self.path
+        if path is None or not path.exists():
+            return
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            known = Ledger.from_dict(told)
+            known = Ledger.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except UNREADABLE as error:
             raise RuntimeError(
                 f"The privacy ledger {path} cannot be read ({error}). What was spent is not known, "
@@ -260,4 +339,11 @@ class Ledger:
                 f"The privacy ledger {path} counts unit {known.unit!r} at delta {known.delta:g}, "
                 f"asked for are unit {self.unit!r} at delta {self.delta:g}; keep to the ledger's."
             )
-        return known.entries
+        self.entries = known.entries
+
+
+def list_entries(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return every kind of answer with its ``share`` of mu^2, if any, and its epsilon ``alone``."""
+    shares = [e.square / ledger.mu**2 if e.q == 1 else None for e in ledger.entries]
+    pairs = zip(ledger.entries, shares, strict=True)
+    return [asdict(e) | {"share": s, "alone": compose([e], ledger.delta)} for e, s in pairs]

@@ -15,16 +15,12 @@ from torch import Tensor
 
 from equifed.contract.streams import Stream
 
-GRID = 2.0**-10
-"""By how much of the sensitivity rounding to the grid moves two answers apart, at most."""
+GRID = 2.0**-10  # part of the sensitivity by which the grid moves two answers apart, at most
 
 
 @dataclass(frozen=True)
 class StreamNoise:
-    """Floating-point Gaussian noise at addresses of a stream: for simulations alone.
-
-    It can be computed again from the seed, so it protects nothing.
-    """
+    """Gaussian noise of a simulation, which the seed draws again: it protects nothing."""
 
     stream: Stream
     slack: float = 1.0
@@ -36,20 +32,16 @@ class StreamNoise:
 
     def draw(self, count: int, size: int, *where: str | int) -> NDArray[np.int64]:
         """Return rows drawn at this address."""
-        drawn = self.stream.at("rows", *where).generator().choice(size, count, replace=False)
-        return np.asarray(drawn, dtype=np.int64)
+        return self.stream.at("rows", *where).generator().choice(size, count, replace=False)
 
 
 class SecretNoise:
     r"""Discrete Gaussian noise on a grid, from the operating system's cryptographic source.
 
-    Values are rounded to multiples of :math:`\gamma = 2^{-10} D / \sqrt d` (d numbers of
-    sensitivity D), which moves two answers apart by at most :math:`2^{-10} D`: the ledger counts
-    :math:`(1 + 2^{-10}) D`. The noise is a discrete Gaussian on this grid, by rejection from a
-    discrete Laplace variable (Canonne, Kamath and Steinke 2020); no low-order bits tell of what was
-    added. Each number is drawn with 64 random bits at a time: the total variation distance from the
-    exact distribution is below 1e-11 for sigma up to :math:`10^6 \gamma`, and is added to delta
-    where it matters.
+    d numbers of sensitivity D are rounded to multiples of :math:`\gamma = 2^{-10} D / \sqrt d`: the
+    ledger counts :math:`(1 + 2^{-10}) D`. Noise is by rejection from a discrete Laplace variable
+    (Canonne, Kamath and Steinke 2020), with 64 random bits at a time: its total variation distance
+    from the exact one is below 1e-11 for sigma up to :math:`10^6 \gamma`.
     """
 
     slack = 1 + GRID
@@ -65,8 +57,7 @@ class SecretNoise:
 
     def draw(self, count: int, size: int, *where: str | int) -> NDArray[np.int64]:
         """Return rows drawn secretly."""
-        drawn = secrets.SystemRandom().sample(range(size), count)
-        return np.array(drawn, dtype=np.int64)
+        return np.array(secrets.SystemRandom().sample(range(size), count))
 
 
 Noise: TypeAlias = StreamNoise | SecretNoise

@@ -1,7 +1,7 @@
 """One client's rows, which answer through Gaussian mechanisms alone.
 
 Every answer is clipped row by row, so that replacing one unit's rows moves it by at most a declared
-length; it is entered in the ledger, and gets its noise. There is no other way to the rows.
+length; it is entered in the ledger, and gets its noise.
 """
 
 from __future__ import annotations
@@ -9,51 +9,47 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from equifed.contract.arrays import show_text
+from equifed.models.checks import find_reason
 from equifed.models.curvature import find_places, read_design, trained_rows
 from equifed.models.flat import FlatModel
 from equifed.models.layers import write_out
 from equifed.models.losses import DERIVATIVES, FittedLoss, Weighted, as_outputs, fitted_loss
-from equifed.privacy.budget import Bounds, Planned
-from equifed.privacy.ledger import Entry, Ledger
+from equifed.privacy.ledger import Bounds, Entry, Ledger, Planned
 from equifed.privacy.noise import Noise
 from equifed.training.files import digest, read_sealed, seal, write_file
 
-CHUNK = 256
-"""Rows whose gradients are taken at once."""
-
-ROUNDING = 1e-6
-"""By which clipped rows stay below their bound in single precision."""
-
+CHUNK = 256  # rows whose gradients are taken at once
+ROUNDING = 1e-6  # by which clipped rows stay below their bound in single precision
+OWN_FLOOR = 8.0  # least curvature of an own bias, in its gradient's noise: steps of an eighth
+# Length of a loss's derivative in the outputs, at most
 LARGEST_SLOPE: dict[str | None, float] = {"cross_entropy": math.sqrt(2.0), "binary_logistic": 1.0}
-"""Length of a loss's derivative in the outputs, at most."""
-
-OWN_FLOOR = 8.0
-"""The curvature of an own bias is taken for at least so many times its gradient's noise, so that
-noise moves it by an eighth of a logit in each step."""
-
-BEND: dict[str | None, float] = {"cross_entropy": 0.5, "binary_logistic": 0.25, "squared": 2.0}
-"""Second derivative in the outputs, at most; Boehning's bound for softmax."""
+Answer: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Unanswered(ValueError):
     """A question about rows that no mechanism answers."""
 
 
-class PrivateSite:
-    """The rows of one client, and what they may still tell.
+def refuse(reasons: Mapping[str, Any]) -> None:
+    """Refuse for the first reason that holds."""
+    if why := find_reason(reasons):
+        raise Unanswered(why)
 
-    Answers that are not ``planned`` are refused; the others are entered in the ledger before they
-    are returned. ``own_l2`` is the penalty of this client's own parameters, else the model's.
+
+class PrivateSite:
+    """The rows of one client, and what they may still tell: what is ``planned``.
+
+    ``own_l2`` is the penalty of this client's own parameters, else the model's.
     """
 
     def __init__(
@@ -63,13 +59,11 @@ class PrivateSite:
         self.check(privacy, model)
         if len(targets) == 0:
             raise ValueError(f"Client {show_text(ledger.name)} has no rows to train on.")
-        if ledger.unit != privacy.unit:
-            raise ValueError(f"The ledger's unit is {ledger.unit!r}, not {privacy.unit!r}.")
         self.privacy, self.ledger, self.noise, self.planned = privacy, ledger, noise, planned
         self.own_l2 = model.own_l2 if own_l2 is None else own_l2
         self.linear, self._targets, self.size = linear_loss(model), targets, len(targets)
+        # Whether own parameters take a step with every gradient, not with local steps alone
         self.settles = bool(self.linear and model.own_size and planned.moments)
-        """Whether own parameters take a step with every gradient, not with local steps alone."""
         bias = self.linear is not None and any(name.endswith("bias") for name in model.all_shapes)
         if self.linear is None:  # gradients of single rows are batched
             self.model = model.twin()
@@ -85,59 +79,47 @@ class PrivateSite:
                 design = torch.cat([design, design.new_ones(self.size, 1)], dim=1)
             features, ones = design.tensor_split([design.shape[1] - bias], dim=1)
             self._inputs = torch.cat([shorten(features, privacy.rows), ones], dim=1)
+        self.bend = math.nan if self.linear is None else DERIVATIVES[self.linear].steepest
         slope = LARGEST_SLOPE.get(self.linear, math.nan)
         self._reach = privacy.reach(slope, bias, self.linear == "squared")
         self.longest: float = self._reach["gradients"] / 2  # C, of gradients of single rows
-        self._told: list[Tensor] = []  # moments are told once
+        # Moments are told once; deviations of the noise of every kind; where moments are kept
+        self._told, self._sigmas = list[Tensor](), dict[str, float]()
         self._file: tuple[Path, dict[str, Any]] | None = None
-        self._sigmas: dict[str, float] = {}
-        self._scales = privacy.multipliers(planned)
 
     @staticmethod
     def check(privacy: Bounds, model: FlatModel) -> None:
         """Refuse models and units whose answers have no mechanism."""
-        why = None
-        if privacy.unit == "client":
-            why = "unit='client' protects whole clients, not the rows at one of them."
-        elif isinstance(model.loss, Weighted):
-            why = (
-                "Weights of classes change what a row counts, for which no bound is declared; "
-                "leave class_weights out."
-            )
-        elif model.dropouts:
-            why = "Gradients of single rows have no dropout here; set its rate to 0."
-        elif privacy.gradient is None and linear_loss(model) is None:
-            why = (
-                "The gradients of this model have no known bound; give Privacy(gradient=...), the "
-                "length to which those of single rows are clipped."
-            )
-        if why is not None:
-            raise Unanswered(why)
-
-    # -- mechanisms -------------------------------------------------------------------------------
+        whole = privacy.unit == "client"
+        unbounded = privacy.gradient is None and linear_loss(model) is None
+        reasons = {
+            "unit='client' protects whole clients, not the rows at one of them.": whole,
+            "Weights of classes change what a row counts, for which no bound is declared; leave "
+            "class_weights out.": isinstance(model.loss, Weighted),
+            "Gradients of single rows have no dropout here; set its rate to 0.": model.dropouts,
+            "The gradients of this model have no known bound; give Privacy(gradient=...), the "
+            "length to which those of single rows are clipped.": unbounded,
+        }
+        refuse(reasons)
 
     def price(self, kind: str, count: int | None = None, steps: int = 1) -> Entry:
         """Return what answers about all rows, or about so many, put into the ledger."""
-        if kind not in self._scales:
-            planned = ", ".join(self._scales) or "nothing"
+        planned = self.planned.counts()
+        if kind not in planned:
             raise Unanswered(
                 f"Client {show_text(self.ledger.name)}: {kind} are not in the plan, which has a "
-                f"share of the budget for {planned}. Use an algorithm that does not ask for them."
+                f"share of the budget for {', '.join(planned) or 'nothing'}. Use an algorithm that "
+                "does not ask for them."
             )
-        about = kind, self._reach[kind], self._scales[kind], self.size, count or self.size
-        return self.privacy.price(*about, steps=steps, slack=self.noise.slack)
+        about = kind, self.planned, self._reach[kind], self.size, count
+        return self.privacy.price(*about, steps, self.noise.slack)
 
     def count(self, kind: str) -> int:
         """Return how many answers of a kind the ledger has."""
         return sum(entry.steps for entry in self.ledger.entries if entry.kind == kind)
 
-    def enter(
-        self, kind: str, steps: int = 1, count: int | None = None
-    ) -> Callable[[Tensor], Tensor]:
-        """Enter answers in the ledger, or refuse them, and return what adds their noise.
-
-        No noise is used twice: it is addressed by how many answers came before.
-        """
+    def enter(self, kind: str, steps: int = 1, count: int | None = None) -> Answer:
+        """Enter answers in the ledger, or refuse them, and return what adds their noise, once."""
         entry, first = self.price(kind, count, steps), self.count(kind)
         self.ledger.spend(entry)
         self._sigmas[kind] = entry.sigma
@@ -145,35 +127,24 @@ class PrivateSite:
         turns = iter(range(first, first + steps))  # and no more than was entered
         return lambda value: self.noise.add(value, *given, next(turns))
 
-    # -- what is asked ----------------------------------------------------------------------------
-
     def losses(self, x: Tensor) -> float:
         """Return the mean of the rows' losses, clipped to [0, b], with the penalty."""
-        if self.linear == "squared":
-            value = self._quadratic(x)[0]
-        else:
-            value = self.enter("losses")(self.mean_loss(x))
+        known = self.linear == "squared"
+        value = self._quadratic(x)[0] if known else self.enter("losses")(self.mean_loss(x))
         return float(value + self.model.penalty(self.uncentre(x), self.own_l2))
 
     def gradient(self, x: Tensor) -> Tensor:
         """Return the mean of the rows' gradients, clipped to C, with that of the penalty."""
         return self.step_gradients(1, None, "gradients")(x)
 
-    def step_gradients(
-        self, steps: int, batch_size: int | None, kind: str = "steps"
-    ) -> Callable[[Tensor], Tensor]:
-        """Return a function that gives a noised gradient so many times.
-
-        Every step draws its rows anew, without replacement; all steps are entered beforehand.
-        """
+    def step_gradients(self, steps: int, batch_size: int | None, kind: str = "steps") -> Answer:
+        """Return what gives noised gradients, entered beforehand, each of rows drawn anew."""
         if self.linear == "squared":
             return lambda u: self._with_pull(self._quadratic(u)[1], u)
         count = min(batch_size or self.size, self.size)
-        if count < self.size and self.privacy.unit == "person":
-            raise Unanswered(
-                f"batch_size={batch_size}: samples of rows are not samples of persons; take all "
-                "rows (batch_size=None) with unit='person'."
-            )
+        persons = count < self.size and self.privacy.unit == "person"
+        told = "samples of rows are not samples of persons; take all rows (batch_size=None)"
+        refuse({f"batch_size={batch_size}: {told} with unit='person'.": persons})
         turns = itertools.count(self.count(kind))
         add_noise = self.enter(kind, steps, count)
 
@@ -186,30 +157,17 @@ class PrivateSite:
         return answer
 
     def moments(self) -> Tensor:
-        r"""Return :math:`Z^\top Z / m` with symmetric noise; it is told once and then kept.
-
-        Z are the rows with a bias's ones, and with the targets of a squared loss.
-        """
-        if self.linear is None:
-            raise Unanswered("Second moments are of linear models; this one is not.")
+        """Return :meth:`mean_moments` with symmetric noise; it is told once and then kept."""
         if not self._told:
             add_noise, whole = self.enter("moments"), self.mean_moments()
             self._told.append(unflatten_symmetric(add_noise(flatten_symmetric(whole)), len(whole)))
             if self._file is not None:
-                path, about = self._file
-                about = {**about, "sigma": self._sigmas["moments"]}
-                write_file(path, seal({**about, "moments": self._told[0].tolist()}))
+                told = {"sigma": self._sigmas["moments"], "moments": self._told[0].tolist()}
+                write_file(self._file[0], seal({**self._file[1], **told}))
         return self._told[0]
 
-    def share_moments(self, other: PrivateSite) -> None:
-        """Tell the same moments as another site of these rows, whichever of both is asked first."""
-        self._told, self._sigmas = other._told, other._sigmas
-
     def keep_moments(self, path: Path, run: str) -> None:
-        """Keep moments in a file; those that it has of the same rows are told again, for nothing.
-
-        If another run has paid for them, all the budget of this one is for its other answers.
-        """
+        """Keep moments in a file; those of the same rows that a run has paid for cost nothing."""
         if self.linear is None:
             return
         bounds, targets = self.privacy, [self._targets] if self.linear == "squared" else []
@@ -218,13 +176,11 @@ class PrivateSite:
         about = {"run": run, "rows": digest(repr(same).encode() + b"".join(parts))}
         self._file, told = (path, about), read_sealed(path) if path.exists() else {}
         paid = [entry.sigma for entry in self.ledger.entries if entry.kind == "moments"]
-        if told.get("rows") != about["rows"] or told["sigma"] not in paid:
-            return
-        self._sigmas["moments"] = told["sigma"]
-        self._told.append(self._inputs.new_tensor(told["moments"]))
-        if told["run"] != run:
-            self.planned = replace(self.planned, moments=0)
-            self._scales = self.privacy.multipliers(self.planned)
+        if told.get("rows") == about["rows"] and told["sigma"] in paid:
+            self._sigmas["moments"] = told["sigma"]
+            self._told.append(self._inputs.new_tensor(told["moments"]))
+            moments = self.planned.moments if told["run"] == run else 0
+            self.planned = replace(self.planned, moments=moments)
 
     def hessian(self) -> Tensor:
         """Return one block of a bound on the Hessian, with noise and without the penalty."""
@@ -233,12 +189,12 @@ class PrivateSite:
         if self.settles:
             centre = self.centre()
             block = block - centre[:, None] * centre
-        return BEND[self.linear] * block
+        return self.bend * block
 
     def hessian_noise(self) -> float:
         """Return the deviation of that block's noise beside the diagonal: no secret."""
         self.moments()
-        return BEND[self.linear] * self._sigmas["moments"] / math.sqrt(2.0)
+        return self.bend * self._sigmas["moments"] / math.sqrt(2.0)
 
     # -- an own bias: kept as that of rows minus their noised mean, by which it moves alone --------
 
@@ -269,7 +225,7 @@ class PrivateSite:
         """Return own parameters after a step along their noised gradient: Newton's for a bias."""
         if self.linear is None:
             return own - lr * pull
-        bend, q = BEND[self.linear], self._places.shape[1] - 1
+        bend, q = self.bend, self._places.shape[1] - 1
         if self.linear == "squared":
             bend *= float(self._positive()[q, q])
         else:
@@ -280,22 +236,18 @@ class PrivateSite:
 
     def mean_loss(self, x: Tensor) -> Tensor:
         """Return the mean of clipped losses; what is not a number counts as the bound."""
-        b, targets = self.privacy.loss, self._targets
+        b = self.privacy.loss
         with torch.no_grad():
-            if self.linear is None:
-                each = self.model.sample_losses(x, self._inputs, targets)
-            else:
-                each = self.model.loss(self._outputs(x, self._inputs), targets)
+            each = self.model.loss(self._outputs(x, self._inputs), self._targets)
         return torch.nan_to_num(each.double(), nan=b, posinf=b).clamp(0, b).sum() / self.size
 
     def _outputs(self, x: Tensor, rows: Tensor) -> Tensor:
+        if self.linear is None:
+            return self.model.outputs(x, rows, training=True)
         return rows @ self.uncentre(x)[self._places].T.double()
 
     def mean_gradient(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero.
-
-        In double precision: what single precision rounds may be more than a row of many moves.
-        """
+        """Return the mean of clipped gradients, of all rows or of some; NaN counts as zero."""
         inputs, targets = self._inputs, self._targets
         if rows is not None:
             inputs, targets = inputs[rows], targets[rows]
@@ -305,6 +257,7 @@ class PrivateSite:
         def loss(x: Tensor, row: Tensor, target: Tensor) -> Tensor:
             return self.model.sample_losses(x, row[None], target[None])[0]
 
+        # What single precision rounds may be more than a row of many moves
         total = torch.zeros_like(x, dtype=torch.float64)
         each = vmap(grad(loss), in_dims=(None, 0, 0))
         for some in zip(torch.split(inputs, CHUNK), torch.split(targets, CHUNK), strict=True):
@@ -312,7 +265,6 @@ class PrivateSite:
         return total / len(inputs)
 
     def _linear_gradient(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return it in closed form: slopes times rows."""
         assert self.linear is not None
         with torch.no_grad():
             slopes = DERIVATIVES[self.linear].first(self._outputs(x, inputs), targets)
@@ -326,15 +278,13 @@ class PrivateSite:
         return found
 
     def mean_moments(self) -> Tensor:
-        """Return the second moments of the rows, with the targets of a squared loss."""
+        """Return second moments of the rows with a bias's ones, and targets of a squared loss."""
         rows = self._inputs.double()
         if self.linear == "squared":
             like = rows.new_zeros(1, len(self._places))
             wanted = as_outputs(self._targets, like).double()
             rows = torch.cat([rows, shorten(wanted, math.sqrt(self.privacy.loss))], dim=1)
         return rows.T @ rows / self.size
-
-    # -- from what was told -----------------------------------------------------------------------
 
     def tidy(self, gradient: Tensor) -> Tensor:
         """Return a new gradient with what is known of all: those of softmax sum to zero."""
@@ -344,12 +294,10 @@ class PrivateSite:
         return gradient
 
     def _with_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Add the penalty's gradient."""
         pull = self.model.add_pull(torch.zeros_like(x), self.uncentre(x), self.own_l2)
         return gradient + self._centre_gradient(pull)
 
     def _positive(self) -> Tensor:
-        """Return the noised moments, made positive."""
         moments = self.moments()
         if len(self._told) == 1:
             values, axes = torch.linalg.eigh(moments)
@@ -365,18 +313,12 @@ class PrivateSite:
         found[places] = (2 * (bent - cross)).T.to(x)
         return ((w * (bent - 2 * cross)).sum() + own.trace()).to(x), self._centre_gradient(found)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise Unanswered(f"A client under privacy does not answer {name!r}: it has no mechanism.")
-
 
 def linear_loss(model: FlatModel) -> FittedLoss | None:
     """Return the loss of a linear model whose derivatives are known; None for other models."""
     own = [name.rpartition(".")[2] for name in model.own_shapes]
-    if own not in ([], ["bias"]) or trained_rows(model) is None:
-        return None
-    return fitted_loss(model.loss)
+    linear = own in ([], ["bias"]) and trained_rows(model) is not None
+    return fitted_loss(model.loss) if linear else None
 
 
 def shorten(rows: Tensor, length: float) -> Tensor:
@@ -392,18 +334,14 @@ def shorten(rows: Tensor, length: float) -> Tensor:
 
 def flatten_symmetric(matrix: Tensor) -> Tensor:
     """Return the upper triangle as a vector of the same length (off the diagonal, root two)."""
-    upper, scale = _find_triangle(len(matrix), matrix)
-    return matrix[upper[0], upper[1]] * scale
+    rows, columns = torch.triu_indices(*matrix.shape)
+    return matrix[rows, columns] * torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(matrix)
 
 
 def unflatten_symmetric(flat: Tensor, size: int) -> Tensor:
     """Return the matrix of which this is the upper triangle."""
-    (rows, columns), scale = _find_triangle(size, flat)
+    rows, columns = torch.triu_indices(size, size)
     matrix = flat.new_zeros(size, size)
-    matrix[rows, columns] = matrix[columns, rows] = flat / scale
+    part = flat / torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(flat)
+    matrix[rows, columns] = matrix[columns, rows] = part
     return matrix
-
-
-def _find_triangle(size: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    upper = torch.triu_indices(size, size)
-    return upper, torch.where(upper[0] == upper[1], 1.0, math.sqrt(2.0)).to(like)

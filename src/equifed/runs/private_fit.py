@@ -1,9 +1,7 @@
 """``fit`` under differential privacy: few candidates, of which each is paid for, as is the choice.
 
-Every client has one ledger for all its rows. A stated part of its mu^2 is for the losses on
-validation rows that choose; the rest is for the candidates' runs, equally, but for second moments,
-which are told once for all of them. The parts add up for every row, whichever split it is in, and
-for persons with rows in both. The chosen model is not solved again: that would be paid for, too.
+Every client has one ledger for all its rows: a part of its mu^2 is for the losses on validation
+rows that choose, the rest for the candidates' runs, equally, and for second moments, told once.
 """
 
 from __future__ import annotations
@@ -17,26 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from equifed.algorithms.fair_newton import FairNewton
-from equifed.contract.streams import Stream
-from equifed.data.federation import Federation
-from equifed.privacy.budget import Bounds, Planned
+from equifed.algorithms import FairNewton
+from equifed.contract import Stream
+from equifed.data import Federation
 from equifed.privacy.clients import PrivateClients
-from equifed.privacy.ledger import Ledger
+from equifed.privacy.ledger import Bounds, Planned
 from equifed.privacy.noise import make_noise
-from equifed.privacy.plan import count_questions
 from equifed.privacy.site import PrivateSite, Unanswered
-from equifed.runs.candidates import (
-    L2,
-    OWN_L2,
-    RHOS,
-    Choice,
-    Point,
-    Score,
-    describe_held,
-    model_for,
-    with_validation,
-)
+from equifed.runs import candidates
+from equifed.runs.candidates import L2, OWN_L2, RHOS, Choice, Point, Score
 from equifed.runs.outcome import Found, conclude
 from equifed.training import History, train
 from equifed.training.events import PRIVACY, describe_samples
@@ -57,15 +44,15 @@ def fit_privately(
         raise Unanswered("Own models are functions of a client's rows; leave keep_own=False.")
     if data.test is None:
         raise Unanswered("A private model is measured on test rows alone; give test=0.25.")
-    data = with_validation(data, seed, Unanswered)
+    data = candidates.with_validation(data, seed, Unanswered)
     plain, points = _build(Point(0.0), data, privacy), _list_points(data)
     trained, held = _plan(data, plain, points, Stream(seed).at("private fit"))
-    notes, squared = [_describe(privacy, points, data)], data.classes is None
-    scale = math.log(data.classes or 1)  # the loss of a model that knows nothing
-    if squared:  # known from moments, at no price
+    notes = [_describe(privacy, points, data)]
+    if data.classes is None:  # the loss of a model that knows nothing is known from moments
         nothing = 0 * plain.initial(Stream(seed))
         scale = float(np.mean([site.losses(nothing) for site in trained]))
-    else:  # of squared losses it depends
+    else:  # of squared losses the noise depends
+        scale = math.log(data.classes)
         sigmas = [site.price("losses").sigma for site in held if site is not None]
         away = math.sqrt(2.0) * float(np.linalg.norm(sigmas)) / len(sigmas)
         told = f"Noise moves a difference of two such mean losses by {away:.2g} (its deviation)"
@@ -84,8 +71,8 @@ def fit_privately(
     for event in (event for run in runs.values() for event in run.events):
         if event["event"] == PRIVACY:  # what all runs and the choice have cost is to be published
             event["ledgers"] = ledgers
-    rows = f"{describe_held(data)}, reported with noise"
-    choice = Choice.take(scores, rows, model_for(data), notes, noised=True)
+    rows = f"{candidates.describe_held(data)}, reported with noise"
+    choice = Choice.take(scores, rows, candidates.model_for(data), notes, noised=True)
     return choice, partial(_finish, data, choice, runs, privacy)
 
 
@@ -99,27 +86,22 @@ def _list_points(data: Federation) -> list[Point]:
 def _build(point: Point, data: Federation, privacy: Bounds) -> PrivateClients:
     own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
     given: Any = {"privacy": privacy, "dtype": torch.float64, **own}
-    return PrivateClients(data, *model_for(data), l2=point.l2, **given)
+    return PrivateClients(data, *candidates.model_for(data), l2=point.l2, **given)
 
 
 def _plan(
     data: Federation, clients: PrivateClients, points: Sequence[Point], stream: Stream
 ) -> tuple[list[PrivateSite], list[PrivateSite | None]]:
     """Split every client's budget, and return what answers for training and validation rows."""
-    privacy, validation = clients.privacy, data.validation
-    assert validation is not None
-    plans = [count_questions(FairNewton(p.objective(1.0)), privacy.rounds, data.train.sizes)
-             for p in points]  # fmt: skip
+    privacy, times = clients.privacy, len(points) * clients.privacy.rounds
+    asked, chosen = Planned(1, times, times), Planned(losses=len(points))
+    if data.classes is None:
+        asked = chosen = Planned(moments=1)
+    assert data.validation is not None
     trained, held = list[PrivateSite](), list[PrivateSite | None]()
-    for i, plan in enumerate(zip(*plans, strict=True)):
-        # noise is addressed by the ledger, which both sites share
-        ledger = Ledger(privacy.epsilon, privacy.delta, unit=privacy.unit, name=data.names[i])
-        given = (i, ledger, make_noise(stream.at(i), privacy.secret))
-        part = CHOOSING if validation.sizes[i] else 0.0
-        asked = Planned(1, sum(p.losses for p in plan), sum(p.gradients for p in plan))
-        chosen = Planned(losses=len(points))
-        if data.classes is None:
-            asked = chosen = Planned(moments=1)
+    for i, (ledger, rows) in enumerate(zip(clients.ledgers, data.validation.sizes, strict=True)):
+        given = i, ledger, make_noise(stream.at(i), privacy.secret)  # addressed by the ledger
+        part = CHOOSING if rows else 0.0
         trained.append(clients.make_site(*given, replace(asked, part=1 - part)))
         own = replace(chosen, part=part)
         held.append(clients.make_site(*given, own, "validation") if part else None)
@@ -127,14 +109,12 @@ def _plan(
 
 
 def _describe(privacy: Bounds, points: Sequence[Point], data: Federation) -> str:
-    asked_for = f"{len(points)} candidates of {privacy.rounds} rounds each"
+    asked = f"{len(points)} candidates of {privacy.rounds} rounds each"
     if data.classes is None:
-        asked_for = f"second moments, from which all {len(points)} candidates follow,"
-    return (
-        f"{privacy.describe()}: {asked_for} {1 - CHOOSING:.0%} of mu^2, what validation rows "
-        f"tell to choose {CHOOSING:.0%}. Test rows are the simulation's own and cost nothing here; "
-        "they did not influence the choice."
-    )
+        asked = f"second moments, from which all {len(points)} candidates follow,"
+    whole = f"{1 - CHOOSING:.0%} of mu^2, what validation rows tell to choose {CHOOSING:.0%}"
+    free = "the simulation's own and cost nothing here; they did not influence the choice"
+    return f"{privacy.describe()}: {asked} {whole}. Test rows are {free}."
 
 
 def _score(run: History, plain: PrivateClients, held: Sequence[PrivateSite | None]) -> Score:
@@ -152,8 +132,7 @@ def _finish(data: Federation, choice: Choice, runs: dict[Point, History], privac
     best = {family: runs[point] for family, point in choice.best.items()}
     for family, point in choice.best.items():
         history, clients = best[family], _build(point, data, privacy)
-        parameters: Any = history.parameters
-        x = clients.flatten(parameters)
+        x = clients.flatten(history.parameters or {})
         if history.own is not None:
             rows = [part.flatten(1) for part in history.own.values()]
             clients = clients.with_own(torch.cat(rows, dim=1))

@@ -1,1 +1,1 @@
-"""Fair methods beyond the five papers and their baselines, one file each."""
+"""Fair methods beyond the five papers and their baselines."""

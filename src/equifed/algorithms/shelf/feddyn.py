@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.absence import call_roll
 from equifed.algorithms.fedavg import Weighting, all_sizes, client_weights
 from equifed.contract import Clients, Federated, Index, Info, Losses, Moved, Stream, Vector, Weights
-from equifed.contract.absence import sample_clients, scatter
+from equifed.contract.absence import PATIENCE, sample_clients, scatter
 from equifed.contract.arrays import ClientVectors, check_settings
 from equifed.contract.local import DEFAULT_WORK, LocalSGD
 from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
@@ -26,8 +26,24 @@ class State:
     multipliers: ClientVectors | None = None
 
 
+class _Dynamic(Federated):
+    """Local steps with a proximal term of strength alpha."""
+
+    local: LocalSGD
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, "FedAvg has none", alpha="(0, inf)")
+        if self.local.proximal:
+            raise ValueError(
+                f"{type(self).__name__} sets local.proximal to alpha = {self.alpha}, got "
+                f"local.proximal = {self.local.proximal}; leave it out."
+            )
+
+
 @dataclass(frozen=True)
-class FedDyn(Federated):
+class FedDyn(_Dynamic):
     r"""FedDyn (Acar et al. 2021), Algorithm 1: dynamic regularisation of the local losses.
 
     .. math::
@@ -39,8 +55,8 @@ class FedDyn(Federated):
 
     by local steps from x; clients keep :math:`h_i`, which become their gradients at the solution.
     The :math:`p_i` are those over all clients (1/N in the paper) and :math:`\bar p_i` those over S,
-    so that h stays the p-weighted sum of all :math:`h_i`. Few or short local steps leave the
-    argmin far away: then alpha must be large, or the sum h swings (the paper takes whole passes).
+    so that h stays the p-weighted sum of all :math:`h_i`. Few or short local steps need a large
+    alpha, or the sum h swings (the paper takes whole passes).
 
     Parameters
     ----------
@@ -68,10 +84,6 @@ class FedDyn(Federated):
 
     remembers: ClassVar = True  # clients keep h_i: sampling leaves no noise
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamic(self)
-
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round; all h start at zero."""
         return State(x, torch.zeros_like(x))
@@ -93,10 +105,7 @@ class FedDyn(Federated):
 
 @dataclass(frozen=True)
 class RobustState:
-    """The model, the weights, the clients' h_i, and their sum by the weights that they count with.
-
-    Losses known, and rounds since each client's last answer.
-    """
+    """The model, the weights, the clients' h_i, and their sum, by weights that count."""
 
     x: Vector
     weights: Weights
@@ -108,7 +117,7 @@ class RobustState:
 
 
 @dataclass(frozen=True)
-class DRDM(Federated):
+class DRDM(_Dynamic):
     r"""DRDM: the dual steps of DRFA with the local steps of FedDyn.
 
     .. math::
@@ -160,10 +169,6 @@ class DRDM(Federated):
 
     equal_steps: ClassVar = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_dynamic(self)
-
     def init(self, clients: Clients, x: Vector) -> RobustState:
         """Return the state before the first round; all h start at zero."""
         weights = self.objective.start(len(clients.names))
@@ -208,16 +213,6 @@ class DRDM(Federated):
         total = state.h + new - old.weighted_sum(counted[here])
         counted[here] = mix[here]
         return total, counted
-
-
-def check_dynamic(given: FedDyn | DRDM) -> None:
-    """Refuse an alpha that is none, and two of them."""
-    check_settings(given, "FedAvg has none", alpha="(0, inf)")
-    if given.local.proximal:
-        raise ValueError(
-            f"{type(given).__name__} sets local.proximal to alpha = {given.alpha}, got "
-            f"local.proximal = {given.local.proximal}; leave it out."
-        )
 
 
 def dynamic_steps(

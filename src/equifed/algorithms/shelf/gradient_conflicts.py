@@ -40,9 +40,8 @@ class _Conflicts(Federated):
         x = state.x - self.server_lr * moved.displacement.weighted_sum(share)
         total = share.sum()
         weights = share / total if total > TINY else np.full(len(share), 1 / len(share))
-        return State(x), Info(
-            scatter(weights, chosen.index, len(clients.names)), index=chosen.index
-        )
+        told = scatter(weights, chosen.index, len(clients.names))
+        return State(x), Info(told, index=chosen.index)
 
     def combine(self, gram: Matrix, chosen: Clients, x: Vector, stream: Stream) -> Weights:
         """Return what each client's update counts, from their inner products."""
@@ -61,9 +60,8 @@ class FedMGDA(_Conflicts):
 
     With :math:`\epsilon = 1` no client's loss rises for small steps, and nothing moves where no
     direction serves all; :math:`\epsilon = 0` is the mean of the normalised updates. The paper has
-    a server step of its own; here it is a multiple of the median norm :math:`\gamma` of the
-    updates, so that 1 is as long as a step of FedAvg. It minimises no objective: it ends where no
-    model is better for all, and which one depends on the way. Absent clients have no say.
+    a server step of its own; here it is in multiples of the median norm :math:`\gamma` of all.
+    It minimises no objective: it ends where no model is better for all. Absent clients have no say.
 
     Parameters
     ----------
@@ -125,8 +123,8 @@ class FedFV(_Conflicts):
               \frac{|\bar g|}{|\bar{\tilde g}|}\, \bar{\tilde g}
 
     from :math:`\tilde g_k = g_k`; the ``keep`` share of clients with the largest losses stay as
-    they are, and :math:`\bar g` is the mean. The paper also takes out conflicts with clients that
-    were not sampled (its tau), which this does not. Like FedMGDA+ it minimises no objective.
+    they are, and :math:`\bar g` is the mean. Conflicts with clients that were not sampled (the
+    paper's tau) stay. Like FedMGDA+ it minimises no objective.
 
     Parameters
     ----------

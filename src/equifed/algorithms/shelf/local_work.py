@@ -49,19 +49,16 @@ class Paced(_AroundLocalWork):
               s = \text{every} \Bigl\lfloor \frac{t - 1}{\text{every}} \Bigr\rfloor,
               \quad t = 1, 2, \dots
 
-    What follows from the step size (q-FedAvg's constant L) follows the factor, too. Server steps
-    stay as they are.
+    What follows from the step size (q-FedAvg's constant L) follows the factor, too.
 
     Parameters
     ----------
     algorithm : Algorithm
-        Any with local work ``local`` and no schedule of its own (SCAFF-PD has one: ``steps``);
-        other wrappers may be inside or outside.
+        Any with local work ``local`` and no schedule of its own (SCAFF-PD has one: ``steps``).
     decay : float
         Factor per round, in (0, 1]; 0.999 is common for networks.
     every : int
-        Rounds between two changes. A GPU replays rounds of equal step size, so 50 or 100 are much
-        faster there.
+        Rounds between two changes: 50 or 100 on a GPU, which replays rounds of equal step size.
 
     Examples
     --------
@@ -103,11 +100,8 @@ class Normalised(_AroundLocalWork):
 
     :math:`a_i` is the number of a client's steps, with a proximal term
     :math:`(1 - (1 - \text{lr}\,\mu)^{J_i})/(\text{lr}\,\mu)`, and :math:`\bar a` the mean by
-    samples over those who take part. Clients with more samples take more steps in a pass and would
-    pull the solution towards themselves.
-
-    It needs local steps without corrections, snapshots or thresholds: SCAFFOLD, SCAFF-PD, FedDyn,
-    DRFA and rFedFair are refused, where a part of what clients send would stay as it is.
+    samples over those who take part. It needs local steps without corrections, snapshots or
+    thresholds: SCAFFOLD, SCAFF-PD, FedDyn, DRFA and rFedFair are refused.
 
     Parameters
     ----------
