@@ -205,6 +205,9 @@ class Bounds:
         bounds |= dict.fromkeys(("rounds", "most_rows"), "[1, inf)")
         check_settings(self, unit=get_args(Unit), preparation=("refused", "public"), **bounds)
         check_delta(self.delta)
+        for name in ("rounds", "most_rows"):
+            if (value := getattr(self, name)) != int(value):
+                raise ValueError(f"Privacy {name} must be a whole number, got {value}.")
         if self.most_rows > 1 and self.unit == "record":
             raise ValueError(f"Privacy most_rows={self.most_rows} needs unit='person'.")
 
