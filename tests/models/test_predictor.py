@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import inspect
 import json
 import pickle
 
@@ -27,7 +25,7 @@ from equifed.models.predictor import Predictor
 from equifed.objectives import Average
 from equifed.training.files import RunFolderError
 from equifed.training.folder import RunFolder
-from equifed.training.history import History, Predicts
+from equifed.training.history import History
 from equifed.training.loop import train
 
 DOUBLE = torch.float64
@@ -261,16 +259,3 @@ def test_a_module_of_ones_own_is_asked_for_by_name(tmp_path):
     assert not any(p is q for p in module.parameters() for q in found.module.parameters())
     with pytest.raises(ValueError, match=r"0\.weight"):
         ef.load_predictor(tmp_path / "run", model=nn.Sequential(nn.Linear(3, 2)))
-
-
-def test_a_history_tells_type_checkers_what_its_predictor_can() -> None:
-    """``history.predictor()`` is annotated with a protocol: the training loop knows no module."""
-    wanted = {n: m for n, m in vars(Predicts).items() if not n.startswith("_")}
-    held = {field.name for field in dataclasses.fields(Predictor)}
-    for name, member in wanted.items():
-        if isinstance(member, property):
-            assert name in held
-            continue
-        asked = inspect.signature(member).parameters
-        found = inspect.signature(getattr(Predictor, name)).parameters
-        assert [*asked] == [*found][: len(asked)]

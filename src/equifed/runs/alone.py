@@ -154,7 +154,9 @@ def alone(
                 UserWarning,
                 stacklevel=2,
             )
-        chosen = _choose(linear, data, found)
+        if len(strengths) > 1:  # those without validation samples keep the first
+            held = (measure_models(data, linear, x, "loss", "validation")[0] for x in found)
+            chosen = np.nan_to_num([record.values for record in held]).argmin(axis=0)
         rows, given = found[chosen, np.arange(len(chosen))], found[0]
     else:
         if algorithm is None or rounds is None:
@@ -240,21 +242,6 @@ def _group_alike(sizes: Index, width: int) -> Iterator[Index]:
     for power in np.unique(powers):
         alike, few = np.flatnonzero(powers == power), max(1, PIECE // (8 * width * 2**power))
         yield from np.split(alike, range(few, len(alike), few))
-
-
-def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
-    """Return which strength has the least loss on each client's validation samples."""
-    best, held = np.zeros(found.shape[1], dtype=np.int64), data.validation
-    if len(found) > 1 and held is not None:
-        places, zero = find_places(model), torch.zeros(model.size, dtype=torch.float64)
-        for i in map(int, np.flatnonzero(held.sizes)):
-            inputs, targets = (as_data(v, torch.float64, "cpu") for v in held.client(i))
-            with torch.no_grad():
-                outputs = model.outputs(zero, inputs)
-                outputs = outputs + read_design(model, inputs) @ found[:, i][:, places.T]
-                told = [model.loss(each, targets).mean() for each in outputs]
-            best[i] = int(np.argmin(told))
-    return best
 
 
 def score_samples(
@@ -373,7 +360,6 @@ def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[
     if folder is not None:
         if event is not None:
             folder.event(event)
-        folder.beside(history)
         folder.finish(history)
     return history
 

@@ -23,12 +23,13 @@ from equifed.data.fields import Layout
 from equifed.data.preparation import CategoryColumn, Preparation, Target, digest_json
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
+from equifed.metrics.metric import Metric, find_metric
 from equifed.models.adapted import ByRow, adapt
 from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
 from equifed.models.export import DESCRIPTION, FORMAT, PROGRAM
 from equifed.models.flat import EXAMPLES, FlatModel, as_data
-from equifed.models.losses import fitted_loss
+from equifed.models.losses import DERIVATIVES, fitted_loss
 from equifed.models.own_part import OwnPart
 from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
 from equifed.runs.build import build_module, load_data
@@ -37,7 +38,7 @@ from equifed.runs.config import RunConfig
 from equifed.training.files import RunFolderError, StoredRun, digest, reading
 from equifed.training.folder import open_run_folder
 from equifed.training.history import HELD, History
-from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_model, read_names
+from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_names, read_part
 
 # What equifed.personalise found: what came of it, and every client's own parameters
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
@@ -90,11 +91,11 @@ def read_predictor(
             raise RunFolderError(f"{run.path} is an export; personalised=True is for a run.")
         return _read_exported(run)
     made = _read_made(run)
-    told, weights = made["samples"], read_model(run) or {}
+    told, weights = made["samples"], read_part(run, MODEL) or {}
     with nullcontext() if CONFIG in run else reading(run / RUN):
         module, more = _open(run, made, model, weights)
     named = more["own"]
-    own = None if named is None else read_model(run, OWN)
+    own = None if named is None else read_part(run, OWN)
     if personalised:
         own = _read_personalised(run)
     elif named is not None and own is None:
@@ -230,7 +231,7 @@ def _read_personalised(run: StoredRun) -> dict[str, Any]:
         )
     told = run.sealed(PERSONALISED)
     run.sums[PERSONAL_PARTS] = told["parts"]
-    parts = read_model(run, PERSONAL_PARTS)
+    parts: dict[str, Any] | None = read_part(run, PERSONAL_PARTS)
     if parts is None or told["model"] != digest(run.read(MODEL)):
         raise RunFolderError(
             f"{run / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
@@ -325,7 +326,7 @@ def evaluate(
     if CONFIG not in run and str(told.get("loss")) not in named:
         raise RunFolderError(f"{run.path} has a loss of your own; use equifed.load_predictor.")
     loss = losses[told["loss"]].load() if CONFIG in run else named[told["loss"]]
-    evaluator, x, own = open_evaluator(predictor, federation, loss, getattr(torch, told["dtype"]))
+    evaluator, x, own = open_evaluator(predictor, federation, loss)
     (measured,) = evaluator(x, ("train",), own=own)
     history, found = History.load(run.path, model=False), list[Drift]()
     for metric, values in measured.metrics.items():
@@ -342,14 +343,15 @@ def evaluate(
 
 
 def open_evaluator(
-    predictor: Predictor, data: Federation, loss: Any, dtype: torch.dtype
+    predictor: Predictor, data: Federation, loss: Any
 ) -> tuple[FederationEvaluator, torch.Tensor, torch.Tensor | None]:
     """Return what measures a model on data, its shared vector, and every client's own part.
 
     Of clients that took no part in training that is the mean.
     """
     part = OwnPart(tuple(predictor.own), "joint", 0.0) if predictor.own else None
-    few, rows = as_data(data.train.inputs[:EXAMPLES], dtype, "cpu"), None
+    dtype, rows = next(predictor.module.parameters()).dtype, None
+    few = as_data(data.train.inputs[:EXAMPLES], dtype, "cpu")
     model = FlatModel(predictor.module, loss, few, dtype=dtype, own=part)
     if part is not None:
         parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
@@ -359,6 +361,17 @@ def open_evaluator(
         found = [known[place[n]] if n in place else known.mean(0) for n in data.names]
         rows = torch.stack(found)
     return FederationEvaluator(data, model), model.flatten(predictor.module), rows
+
+
+def measure_again(
+    run: History, data: Federation, split: str, metrics: Sequence[Metric] = ()
+) -> None:
+    """Measure what a run's predictor answers now, in the place of the last evaluation."""
+    predictor, last = run.predictor(), run.rounds[-1].round
+    evaluator, x, own = open_evaluator(predictor, data, DERIVATIVES[predictor.loss].loss)
+    run.metrics = [r for r in run.metrics if (r.round, r.split) != (last, split)]
+    found = run.add_evaluation(last, evaluator(x, [split], metrics, own))
+    run.details = evaluator.describe(split, x, [find_metric(r.metric) for r in found], own)
 
 
 def _group(predictor: Predictor, table: Any, client: str | None, classes: int | None) -> Federation:

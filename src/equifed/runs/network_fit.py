@@ -20,7 +20,6 @@ from equifed.data.federation import Federation
 from equifed.engines.evaluate import to_array
 from equifed.engines.simulate import Simulated, simulate
 from equifed.metrics.metric import find_metric
-from equifed.models import losses
 from equifed.models.curvature import linear_layer
 from equifed.models.own_part import choose_own
 from equifed.models.predictor import Predictor
@@ -29,7 +28,7 @@ from equifed.runs import candidates, personalise
 from equifed.runs.alone import in_units
 from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import TRIED, Choice, Point, Score
-from equifed.runs.load import open_evaluator
+from equifed.runs.load import measure_again
 from equifed.runs.outcome import Found, conclude
 from equifed.training import History, train
 from equifed.training.files import digest, read_sealed, seal, write_file
@@ -109,13 +108,7 @@ def finish(data: Federation, choice: Choice, runs: dict[str, History]) -> Found:
     split = "train" if data.test is None else "test"
     more = [find_metric("auroc")] if has_rare_class(data) else []
     for run in runs.values():  # nothing is trained any more
-        predictor = cast(Predictor, run.predictor())
-        dtype = next(predictor.module.parameters()).dtype
-        loss = getattr(losses, str(predictor.loss))
-        evaluator, x, own = open_evaluator(predictor, data, loss, dtype)
-        run.add_evaluation(run.rounds[-1].round, evaluator(x, [split], more, own))
-        shown = [find_metric(r.metric) for r in run.metrics if r.split == split]
-        run.details = evaluator.describe(split, x, shown, own)
+        measure_again(run, data, split, more)
     return conclude(choice, runs, dict.fromkeys(runs, data))
 
 

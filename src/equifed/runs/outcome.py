@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from equifed.contract import Losses, Stream
-from equifed.contract.evaluation import Details, Hits
+from equifed.contract import Losses
+from equifed.contract.evaluation import Details
 from equifed.data.curves import bend, find_lines
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
-from equifed.engines.evaluate import describe_client, gives_probabilities
 from equifed.metrics import Metric, find_metric, worst_fraction
 from equifed.models.curvature import find_places
 from equifed.models.flat import FlatModel
@@ -28,9 +27,10 @@ from equifed.models.predictor import Predictor, class_scores
 from equifed.report.methods import Scale
 from equifed.report.verdict import compare_federation
 from equifed.runs import candidates
-from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
+from equifed.runs.alone import Alone, build_linear, measure_models, solve_each
 from equifed.runs.candidates import ALONE, BASE, Choice, Point, Score
 from equifed.runs.linear_paths import LinearPaths, predict_split
+from equifed.runs.load import measure_again
 from equifed.training.history import History
 
 LEVEL = 0.05  # gains that chance alone would give more often than this are called chance
@@ -76,33 +76,18 @@ def replace_models(
     """Give some clients their own model in place of the shared one, and measure it."""
     if not keepers:
         return
-    predictor, parts, held = cast(Predictor, history.predictor()), [], data.splits()[split]
-    for name, x in zip(data.names, rows, strict=True):
-        shared = dict(predictor.module_for(name).named_parameters())
-        mine = linear.unflatten(x) if name in keepers else {k: shared[k] for k in linear.shapes}
-        parts.append({k: p.detach().to(torch.float64) for k, p in mine.items()})
-    own = {k: torch.stack([part[k] for part in parts]) for k in parts[0]}
-    history.own, history.trained = own, replace(predictor, own=own)
-    history.provenance["own"] = list(own)
-    for i in map(data.names.index, keepers):
-        if not held.sizes[i]:
-            continue
-        scores, kinds = score_samples(data, linear, rows[i], *held.client(i)), list[Metric]()
-        for k, record in enumerate(history.metrics):
-            if record.split == split:
-                kinds.append(find_metric(record.metric))
-                values = record.values.copy()
-                values[i] = kinds[-1].measure(scores.targets, scores.answer(kinds[-1].needs))
-                history.metrics[k] = replace(record, values=values)
-        if (hits := history.hits.get(split)) is not None:
-            correct = hits.correct.copy()
-            correct[held.rows()[i]] = scores.answer("prediction") == scores.targets
-            history.hits[split] = Hits(correct, hits.checksums)
-        if (details := history.details) is not None and details.split == split:
-            stream, clients = Stream(0).at("details", data.names[i], split), list(details.clients)
-            sure = data.classes is not None and gives_probabilities(linear.loss)
-            clients[i] = describe_client(scores, kinds, held.client_groups(i), stream, sure)
-            history.details = Details(split, tuple(clients))
+    predictor = history.predictor()
+
+    def find(name: str, x: Tensor) -> dict[str, Tensor]:
+        own = dict(predictor.module_for(name).named_parameters())
+        return linear.unflatten(x) if name in keepers else own
+
+    models = [*map(find, data.names, rows)]
+    history.own = {k: torch.stack([m[k].detach().double() for m in models]) for k in linear.shapes}
+    history.trained = replace(predictor, own=history.own)
+    history.provenance["own"] = list(history.own)
+    more = [find_metric("auroc")] if history.last("auroc", split) is not None else []
+    measure_again(history, data, split, more)
 
 
 # -- what predictions are worth at every client, and what thresholds of their own would change -----

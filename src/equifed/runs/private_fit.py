@@ -37,9 +37,10 @@ from equifed.runs.candidates import (
     model_for,
     with_validation,
 )
+from equifed.runs.load import measure_again
 from equifed.runs.outcome import Found, conclude
 from equifed.training import History, train
-from equifed.training.events import PRIVACY, describe_samples
+from equifed.training.events import PRIVACY
 
 # Of candidates that are paid for one by one: beside the noise one penalty is like another, and own
 # biases gain less than a third candidate takes from the others (benchmarks.privacy --fit).
@@ -86,7 +87,7 @@ def fit_privately(
             event["ledgers"] = ledgers
     rows = f"{describe_held(data)}, reported with noise"
     choice = Choice.take(scores, rows, model_for(data), notes, noised=True)
-    return choice, partial(_finish, data, choice, runs, privacy)
+    return choice, partial(_finish, data, choice, runs)
 
 
 def _list_points(data: Federation) -> list[Point]:
@@ -147,16 +148,9 @@ def _score(run: History, plain: PrivateClients, held: Sequence[PrivateSite | Non
     return Score(found, np.full(len(held), math.nan))
 
 
-def _finish(data: Federation, choice: Choice, runs: dict[Point, History], privacy: Bounds) -> Found:
+def _finish(data: Federation, choice: Choice, runs: dict[Point, History]) -> Found:
     """Measure the best of every kind on test rows, now that the choice is made."""
     best = {family: runs[point] for family, point in choice.best.items()}
-    for family, point in choice.best.items():
-        history, clients = best[family], _build(point, data, privacy)
-        parameters: Any = history.parameters
-        x = clients.flatten(parameters)
-        if history.own is not None:
-            rows = [part.flatten(1) for part in history.own.values()]
-            clients = clients.with_own(torch.cat(rows, dim=1))
-        history.add_evaluation(history.rounds[-1].round, clients.evaluate(x, ["test"]))
-        describe_samples(clients, history, (), x)
+    for history in best.values():
+        measure_again(history, data, "test")
     return conclude(choice, best, dict.fromkeys(best, data))

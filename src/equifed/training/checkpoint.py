@@ -86,10 +86,7 @@ def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[s
     manifest, payload = run.sealed(f"{name}.json"), run.read(f"{name}.safetensors")
     if files.digest(payload) != manifest["tensors"]:
         raise CheckpointError(f"{run / name}.safetensors does not match its checksum")
-    try:
-        tensors = load_tensors(payload)
-    except Exception as error:  # safetensors raises its own kind
-        raise CheckpointError(f"the tensors cannot be read: {error}") from error
+    tensors = load_tensors(payload)
     state, kept = (unpack(manifest[name], tensors, template) for name in ("state", "kept"))
     if type(state) is not type(template) or state.x.shape != template.x.shape:
         raise CheckpointError("it belongs to another algorithm or model")

@@ -6,10 +6,8 @@ somebody else. A checksum shows damage, not forgery.
 
 from __future__ import annotations
 
-import csv
 import datetime
 import hashlib
-import io
 import json
 import os
 import time
@@ -25,11 +23,12 @@ from equifed.training import checkpoint, files, tables
 from equifed.training.files import Damaged, RunFolderError, StoredRun
 
 GROWING = (*tables.TABLES, tables.EVENTS)
+WHOLE = (tables.SUMMARY, tables.CHECKSUMS)  # a run without them is not complete
 CHECKPOINTS = "checkpoint"
+# Of a model that ``equifed export`` wrote: its description, and the program, which is code
 EXPORTED, PROGRAM = "predictor.json", "model.pt2"
-"""Of a model that ``equifed export`` wrote: its description, and the program, which is code."""
+# Settings of ``[data]`` that may name code; in the others a colon means nothing
 CHOSEN_BY_DATA = ("name", "partition")
-"""Settings of ``[data]`` that may name code; in the others a colon means nothing."""
 
 
 class RunFolder:
@@ -44,8 +43,8 @@ class RunFolder:
     ) -> None:  # fmt: skip
         self.path, self.names, self.writes = Path(path), tuple(names), not (group and group.rank)
         self._group, self._more, self._saved_at = group, more, time.monotonic()
-        self._lengths = dict[str, int]()  # of the tables, as this process has written them
-        self._sums = {name: hashlib.sha256() for name in GROWING}
+        # Of the tables, as this process has written them
+        self._lengths, self._sums = dict[str, int](), dict[str, Any]()
 
     @property
     def checkpoints(self) -> Path:
@@ -65,18 +64,15 @@ class RunFolder:
         if self.writes:
             refuse_existing(self.path, overwrite)
             self.path.mkdir(parents=True, exist_ok=True)
-            old = (*tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS)
-            for name in old if described else (*old, *tables.DESCRIBED):
-                (self.path / name).unlink(missing_ok=True)
-            for file in self.checkpoints.glob("*"):
-                file.unlink()
+            kept = tables.DESCRIBED if described else ()
+            old = (self.path / name for name in (*WHOLE, *tables.FILES) if name not in kept)
+            for path in (*old, *self.checkpoints.glob("*")):
+                path.unlink(missing_ok=True)
             files.write_file(self.path / tables.CLIENTS, json.dumps(list(self.names)).encode())
-            self._lengths = dict.fromkeys(GROWING, 0)
-            self._sums = {name: hashlib.sha256() for name in GROWING}
             for name in GROWING:
-                (self.path / name).touch()
-            for name, columns in tables.TABLES.items():
-                self._append(name, [columns])
+                header = [tables.TABLES[name]] if name in tables.TABLES else []
+                (self.path / name).write_bytes(tables.write_rows(header))
+                self._track(name)
         self.wait()
 
     def describe(self, told: Mapping[str, Any], trained: Any) -> None:
@@ -91,50 +87,33 @@ class RunFolder:
 
     def round(self, record: tables.RoundRecord, info: Any = None) -> None:
         """Append a round; rounds, evaluations and events are told as to a ``Callback``."""
-        self._append("rounds.csv", [record.to_row()])
+        self._write("rounds.csv", tables.write_rows([record.to_row()]))
 
     def evaluation(self, round: int, records: Sequence[tables.MetricRecord]) -> None:
         """Append an evaluation."""
-        for record in records:
-            self._append("metrics.csv", record.to_rows(self.names))
+        rows = [row for record in records for row in record.to_rows(self.names)]
+        self._write("metrics.csv", tables.write_rows(rows))
 
     def weights(self, round: int, weights: Weights) -> None:
         """Append the clients' weights."""
         pairs = zip(self.names, weights, strict=True)
         rows = [[str(round), to_cell(name), repr(float(weight))] for name, weight in pairs]
-        self._append("weights.csv", rows)
+        self._write("weights.csv", tables.write_rows(rows))
 
     def event(self, event: dict[str, Any]) -> None:
         """Append an event; its time is added here."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._write(tables.EVENTS, (json.dumps({**event, "time": now}) + "\n").encode())
 
-    def hits(self, hits: Mapping[str, Hits]) -> None:
-        """Replace what is known about single samples."""
-        if self.writes and hits:
-            files.write_file(self.path / tables.HITS, tables.pack_hits(hits))
-
-    def beside(self, history: Any) -> None:
-        """Write what samples say, and what clients have alone, without own parts, on average."""
-        if self.writes and history.details is not None:
-            text = json.dumps(history.details.to_dict()) + "\n"
-            files.write_file(self.path / tables.DETAILS, text.encode())
-        for key, name in tables.BESIDE.items():
-            record = getattr(history, key)
-            if self.writes and record is not None:
-                rows = [tables.TABLES["metrics.csv"], *record.to_rows(self.names)]
-                files.write_file(self.path / name, _to_csv(rows))
-
     def finish(self, history: Any) -> None:
-        """Write the model, the checksums and then the summary: the run is complete."""
+        """Write the rest of a history, the checksums and then the summary: the run is complete."""
         if self.writes:
             self._check_written()
         if self.writes and not self._more:
-            from safetensors.torch import save
-
-            for name, values in ((tables.MODEL, history.parameters), (tables.OWN, history.own)):
-                if values is not None:
-                    files.write_file(self.path / name, save(values))
+            for field, name in tables.PARTS.items():
+                if part := getattr(history, field):
+                    content = tables.pack_part(name, part, self.names)
+                    files.write_file(self.path / name, content)
             content = (json.dumps(history.summary(), indent=2) + "\n").encode()
             run = self.open()
             sums = {name: files.digest(run.read(name)) for name in tables.FILES if name in run}
@@ -160,7 +139,8 @@ class RunFolder:
         state, kept = checkpoint.collect(state), checkpoint.collect(kept)
         if not self.writes:
             return
-        self.hits(hits)
+        if hits:
+            files.write_file(self.path / tables.HITS, tables.pack_hits(hits))
         for name, length in self._lengths.items():
             files.append_file(self.path, name, b"", length)
         sums = {name: self._sums[name].hexdigest() for name in GROWING}
@@ -193,9 +173,6 @@ class RunFolder:
         if self._group is not None:
             self._group.wait()
 
-    def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:
-        self._write(name, _to_csv(rows))
-
     def _write(self, name: str, content: bytes) -> None:
         if self.writes:
             if name not in self._lengths:  # of a run that something is added to
@@ -212,12 +189,6 @@ class RunFolder:
 
 def _first(names: Sequence[str]) -> str:
     return show_text(", ".join(names[:3])[:200]) + ", ..."
-
-
-def _to_csv(rows: Sequence[Sequence[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
 
 
 def write_provenance(

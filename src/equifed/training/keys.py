@@ -212,7 +212,7 @@ def check_signature(run: StoredRun, keys: Mapping[str, PublicKey]) -> str:
         sums = {str(name): str(found) for name, found in told["sums"].items()}
         name = find_signer(keys, RUN_PURPOSE, _frame_sums(sums), str(told["signature"]))
     if name is None:
-        raise RunFolderError(f"{run.path} is signed by none of {_names(keys)}; do not use it.")
+        raise RunFolderError(f"{run.path} is signed by none of {', '.join(keys)}; do not use it.")
     for file, expected in sums.items():
         if file not in run or digest(run.read(file)) != expected:
             raise Damaged(f"{run / file} is not what {name} signed.")
@@ -261,7 +261,7 @@ def check_pack(path: str | Path, keys: str | Path) -> str:
         sums = {name: found for found, name in lines}
         name = find_signer(known, PACK_PURPOSE, listed, signature)
         if name is None:
-            raise RunFolderError(f"{where} is signed by none of {_names(known)}; do not use it.")
+            raise RunFolderError(f"{where} is signed by none of {', '.join(known)}; do not use it.")
         for file in sorted({*names, *sums} - {SUMS, SUMS_SIGNATURE}):
             if file not in sums or file not in names or digest(pack.read(file)) != sums[file]:
                 raise Damaged(f"{file} in {where} is not what {name} signed.")
@@ -277,7 +277,3 @@ def _list_files(folder: Path) -> list[str]:
 
 def _frame_sums(sums: Mapping[str, str]) -> bytes:
     return json.dumps(sums, sort_keys=True, ensure_ascii=True).encode()
-
-
-def _names(keys: Mapping[str, PublicKey]) -> str:
-    return ", ".join(keys)

@@ -28,8 +28,8 @@ from equifed.training.units import lacks_scale, loss_scale, settle_work, with_sc
 if TYPE_CHECKING:
     from torch import nn
 
+# Least time between two checkpoints; a kill costs at most this and one round
 CHECKPOINT_SECONDS = 2.0
-"""Least time between two checkpoints; a kill costs at most this and one round."""
 
 
 def train(
@@ -193,8 +193,8 @@ class _Training:
         """Give strengths without a scale the federation's, measured once in the life of a run."""
         if not lacks_scale(self.algorithm):
             return None
-        known = History.read_tables(self.folder.open()).events if resume and self.folder else []
-        kept = [event["scale"] for event in known if event["event"] == "scale"]
+        known = History.read_tables(self.folder.open()) if resume and self.folder else self.history
+        kept = [event["scale"] for event in known.list_events("scale")]
         scale = kept[0] if kept else loss_scale(self.clients, x, self.stream.at("scale"))
         self.algorithm = with_scale(self.algorithm, scale)
         return float(scale)
@@ -234,14 +234,13 @@ class _Training:
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
         cost = (exchanges, up, down, time.perf_counter() - started)
-        there = None
-        if info.index is not None and len(info.index) < len(self.clients.names):
-            there = tuple(info.index.tolist())
-        record = RoundRecord(r, info.objective, *cost, info.numbers, there)
+        there = () if info.index is None else tuple(info.index.tolist())
+        some = 0 < len(there) < len(self.clients.names)
+        record = RoundRecord(r, info.objective, *cost, info.numbers, there if some else None)
         self.history.rounds.append(record)
         for listener in self.listeners:
             listener.round(record, info)
-        said = {event["reason"] for event in self.history.events if event["event"] == "note"}
+        said = {event["reason"] for event in self.history.list_events("note")}
         for note in info.notes:
             if note not in said:
                 self._event("note", r, note)
@@ -356,8 +355,6 @@ class _Training:
             for note in events.describe_directions(self.metrics):
                 self._event("note", 0, note)
             events.describe_samples(clients, self.history, self.metrics, final.x)
-            if self.folder is not None:
-                self.folder.beside(self.history)
         scales = self.clients.feature_scales()
         known = None if isinstance(scales, str) else scales
         # Where samples are not here, another evaluation would cost an exchange.

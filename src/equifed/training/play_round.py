@@ -26,19 +26,17 @@ from equifed.contract.views import ClientsView, VectorsView
 from equifed.steps.certificate import Certificate, certify
 from equifed.training.final_model import Kept
 
-LARGEST = 1e100
-"""A loss beyond this is no loss: sums, squares and powers of it overflow."""
+LARGEST = 1e100  # a loss beyond this is no loss: sums, squares and powers of it overflow
 
+# What the reasons say of clients whose numbers have grown out of bounds
 NOT_FINITE = re.compile(r"\b(inf|nan)\b|not finite")
-"""What the reasons say of clients whose numbers have grown out of bounds."""
 
 DIVERGED = (
     "no client gave a usable answer, none of their numbers is finite: training diverged. Use "
     "smaller step sizes, or scale features and targets; the model of the round before is saved."
 )
 
-FAR = 1e6
-"""A vector is absurd if it is so many times as long as the median one, and as the model."""
+FAR = 1e6  # a vector is absurd if it is so many times as long as the median one, and as the model
 
 
 class TrainingError(RuntimeError):
