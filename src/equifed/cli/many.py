@@ -28,9 +28,8 @@ def report(
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
     from equifed.report import build, read_methods, write_report
-    from equifed.training.files import RunFolderError, StoredRun, is_worked_on
-    from equifed.training.folder import is_complete
-    from equifed.training.play_round import TrainingError
+    from equifed.training import RunFolderError, StoredRun, TrainingError, is_complete
+    from equifed.training.files import is_worked_on
 
     def write(refresh: float | None = None) -> Report:
         made = build(read_methods(folders), baseline=baseline)
@@ -77,8 +76,7 @@ def compare(
     """Run methods on the same data and seeds; only what is missing in the folder is run."""
     from equifed.report import describe_warnings, read_plan, write_headline
     from equifed.runs.comparison import compare_configs, read_variants, tabulate_comparison
-    from equifed.training.files import StoredRun
-    from equifed.training.play_round import TrainingError
+    from equifed.training import StoredRun, TrainingError
     from equifed.training.show import print_line
 
     made = compare_configs(

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -38,10 +37,8 @@ from equifed.models.losses import (
 from equifed.models.newton import MOST_NUMBERS, fit_many
 from equifed.objectives import Average
 from equifed.runs.build import Run, limit_threads
-from equifed.training.final_model import StopWhen
-from equifed.training.folder import RunFolder
-from equifed.training.history import HELD, History
-from equifed.training.loop import train
+from equifed.training import History, RunFolder, StopWhen, train
+from equifed.training.history import HELD
 from equifed.training.tables import MetricRecord
 
 GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # strengths of the penalty that are tried beside the given one
@@ -338,15 +335,22 @@ def list_beside(built: Run) -> list[str]:
     return found
 
 
-def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[str]) -> History:
+def add_beside(
+    history: History, built: Run, folder: RunFolder | None, wanted: Sequence[str]
+) -> History:
     """Solve what stands beside a trained run; write it into its folder, if any, and finish it."""
-    clients, shown, event = built.clients, history.main_metric(), None
-    folder = None if out is None else RunFolder(out, history.names, clients.group())
+    clients, shown = built.clients, history.main_metric()
+    if not wanted:
+        return history
+    if folder is not None:
+        folder.more = False
     try:
         with limit_threads(built.config.threads):
             if "alone" in wanted:
                 given = built.federation, built.algorithm, built.config.rounds
                 event = fit_alone(history, clients, *given)
+                if folder is not None and event is not None:
+                    folder.event(event)
             if "average" in wanted and shown is not None:
                 metrics = [] if shown[0] in ("loss", "accuracy", "mse") else [shown[0]]
                 history.average = train(
@@ -358,8 +362,6 @@ def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[
             folder.finish(history)
         raise
     if folder is not None:
-        if event is not None:
-            folder.event(event)
         folder.finish(history)
     return history
 

@@ -29,12 +29,10 @@ from equifed.runs.catalogue import SECTIONS, load_address
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.schema import ConfigError, Table
 from equifed.steps.automatic import with_measured_step
-from equifed.training import History, train
+from equifed.training import Callback, History, RunFolder, train
 from equifed.training.events import show_algorithm
 from equifed.training.final_model import Giver
-from equifed.training.folder import RunFolder
 from equifed.training.tables import FORMAT, package_versions
-from equifed.training.trackers import Callback
 
 HUGE = "number out of range; use a smaller value: "
 
@@ -215,14 +213,11 @@ def resolve_algorithm(
     given: Any, clients: Clients, seed: int, sizes: schema.Sizes = None
 ) -> AnyAlgorithm:
     """Return an algorithm that is given as one, as a name or as a table."""
-    algorithm: AnyAlgorithm = given
-    if isinstance(given, str | Mapping):
-        checker = schema.Checker(measures=True)
-        table = checker.choice("algorithms", given, "algorithm")
-        checker.raise_problems()
-        made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
-        _, algorithm = measure_step(table, made, clients, seed)
-    return algorithm
+    if not isinstance(given, str | Mapping):
+        return given  # type: ignore[no-any-return]
+    table = schema.resolve_choice("algorithms", given, "algorithm", measures=True)
+    made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
+    return measure_step(table, made, clients, seed)[1]
 
 
 def _check_measured(config: RunConfig, data: Federation) -> None:

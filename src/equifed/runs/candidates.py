@@ -21,9 +21,8 @@ from equifed.objectives import Average, ChiSquare
 from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
 from equifed.runs.build import has_rare_class
 from equifed.runs.linear_paths import LinearPaths, measure
-from equifed.training import History, train
-from equifed.training.files import RunFolderError, as_plain, read_sealed, seal, write_file
-from equifed.training.final_model import StopWhen
+from equifed.training import History, RunFolderError, StopWhen, train
+from equifed.training.files import as_plain, read_sealed, seal, write_file
 
 L2 = (1e-4, 1e-3, 1e-2, 1e-1)  # penalties that every candidate is tried with
 RHOS = (3.0, 1.0, 0.3, 0.1, 0.03)

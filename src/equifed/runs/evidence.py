@@ -21,10 +21,8 @@ from equifed.contract.arrays import show_text
 from equifed.models.export import describe
 from equifed.report import Method, build, csv_text, read_methods, write_card, write_report
 from equifed.runs.load import need_config, read_predictor
-from equifed.training import tables
-from equifed.training.files import RunFolderError, as_plain, digest, write_file
-from equifed.training.folder import is_complete, open_run_folder
-from equifed.training.history import History
+from equifed.training import History, RunFolderError, is_complete, open_run_folder, tables
+from equifed.training.files import as_plain, digest, write_file
 from equifed.training.keys import SIGNATURE, SUMS, SUMS_SIGNATURE, sign_sums
 
 __all__ = ["pack_evidence", "write_model_card"]

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,7 +123,7 @@ def load_with_data(
 ) -> tuple[Predictor, Federation]:
     """Return what predicts, and the run's data; refuse others."""
     history = run if isinstance(run, History) else History.load(run, model=False)
-    predictor, folder = cast(Predictor, history.predictor(trust=trust)), history.folder
+    predictor, folder = history.predictor(trust=trust), history.folder
     if data is None:
         if folder is None or not (folder / CONFIG).exists():
             raise ValueError("The run does not record how its data are loaded; pass data=.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -30,9 +30,8 @@ from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import TRIED, Choice, Point, Score
 from equifed.runs.load import measure_again
 from equifed.runs.outcome import Found, conclude
-from equifed.training import History, train
+from equifed.training import History, RunFolder, train
 from equifed.training.files import digest, read_sealed, seal, write_file
-from equifed.training.folder import RunFolder
 from equifed.training.units import settle_work
 
 FAIR = (1.0, 0.1)  # strengths rho of chi-square; every one is a whole training
@@ -77,7 +76,7 @@ def try_networks(
         point = Network(0.0, rho=rho, rounds=rounds)
         tell(f"network, {'average' if rho is None else f'fair, rho = {rho:g}'}")
         run = runs[point] = _train(point, work, clients, seed, tried)
-        predictor = cast(Predictor, run.predictor())
+        predictor = run.predictor()
         names = choose_own(predictor.module, "bias")
         found, fits, sources = personalise.fit_last_layer(predictor, data, names, None, None)
         how = "; ".join(f"on {source} samples: {fit}" for source, fit in fits.items())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -137,7 +137,7 @@ def find_threshold(scores: Array, targets: Array) -> float:
 
 def add_decisions(history: History, data: Federation, split: str, thresholds: Losses) -> None:
     """Put into the details of a run what its predictions are worth at every client."""
-    predictor, part = cast(Predictor, history.predictor()), data.splits()[split]
+    predictor, part = history.predictor(), data.splits()[split]
     if history.details is None or history.details.split != split or part.targets.ndim > 1:
         return
     if data.classes not in (None, 2):

@@ -28,9 +28,8 @@ from equifed.models.own_part import check_fit, choose_own, read_last_layer, spli
 from equifed.models.predictor import Predictor
 from equifed.runs.alone import in_units, measure_each
 from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data
+from equifed.training import History, open_run_folder
 from equifed.training.files import as_plain, digest, seal, write_file
-from equifed.training.folder import open_run_folder
-from equifed.training.history import History
 from equifed.training.tables import MODEL
 
 TEMPERATURES = (1.0, 2.0, 4.0)  # outputs, too sure of themselves, are divided by this in the fit

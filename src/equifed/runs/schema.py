@@ -326,6 +326,16 @@ class Checker:
             raise ConfigError(self.problems)
 
 
+def resolve_choice(
+    section: str, value: Any, path: str, shared: Settings | None = None, measures: bool = False
+) -> Table:
+    """Return the complete table of what is named in a section, or refuse it."""
+    checker = Checker(measures=measures)
+    table = checker.choice(section, value, path, shared)
+    checker.raise_problems()
+    return table
+
+
 def _is_by_size(setting: Setting, value: Any) -> bool:
     return value == BY_SIZE and tuple[float, ...] in setting.parts
 

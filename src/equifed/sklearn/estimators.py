@@ -28,8 +28,7 @@ from equifed.objectives.base import SaddleObjective
 from equifed.runs.candidates import choose
 from equifed.sklearn import solving
 from equifed.sklearn.solving import Array
-from equifed.training.final_model import StopWhen
-from equifed.training.loop import train
+from equifed.training import StopWhen, train
 
 
 def _sort_rows(

@@ -26,7 +26,7 @@ from equifed.models.losses import Weighted, binary_logistic, cross_entropy
 from equifed.objectives.base import SaddleObjective
 from equifed.runs.build import resolve_algorithm
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.schema import Checker, choose, settings
+from equifed.runs.schema import choose, resolve_choice, settings
 from equifed.steps.metric import WHOLE
 from equifed.training.history import History
 
@@ -193,9 +193,7 @@ def build_algorithm(
 
 def _build_objective(objective: Any, counts: list[int]) -> SaddleObjective:
     if isinstance(objective, str | Mapping):
-        checker = Checker()
-        resolved = checker.choice("objectives", objective, "objective")
-        checker.raise_problems()
+        resolved = resolve_choice("objectives", objective, "objective")
         objective = choose("objectives", resolved, "objective", counts)
     if not isinstance(objective, SaddleObjective):
         raise ValueError(

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.contract.algorithm import Info, layers
-from equifed.contract.arrays import Losses, Vector
-from equifed.contract.clients import Clients
+from equifed.contract import Clients, Info, Losses, Vector
+from equifed.contract.algorithm import layers
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
 from equifed.training.final_model import LONG, Kept
 from equifed.training.history import History, MetricRecord

@@ -42,7 +42,7 @@ class RunFolder:
         more: bool = False,
     ) -> None:  # fmt: skip
         self.path, self.names, self.writes = Path(path), tuple(names), not (group and group.rank)
-        self._group, self._more, self._saved_at = group, more, time.monotonic()
+        self._group, self.more, self._saved_at = group, more, time.monotonic()
         # Of the tables, as this process has written them
         self._lengths, self._sums = dict[str, int](), dict[str, Any]()
 
@@ -109,7 +109,7 @@ class RunFolder:
         """Write the rest of a history, the checksums and then the summary: the run is complete."""
         if self.writes:
             self._check_written()
-        if self.writes and not self._more:
+        if self.writes and not self.more:
             for field, name in tables.PARTS.items():
                 if part := getattr(history, field):
                     content = tables.pack_part(name, part, self.names)

@@ -10,11 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, as_run
-from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients
+from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector, Weights
+from equifed.contract.algorithm import GivesWeights, as_run
 from equifed.contract.evaluation import Evaluator
-from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.training import events, final_model, play_round
 from equifed.training.checkpoint import wait_for_round
