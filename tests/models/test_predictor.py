@@ -190,19 +190,19 @@ def test_images_and_tokens_are_exported_too(tmp_path, name, shape) -> None:
 @pytest.mark.long
 def test_an_exported_program_needs_its_own_preparation(tmp_path) -> None:
     export(fit()[1].predictor(), tmp_path)
-    with pytest.raises(ValueError, match="export the run again with --torch"):
+    with pytest.raises(RunFolderError, match="export the run again with --torch"):
         ef.load_predictor(tmp_path, trust=True)
     export(fit()[1].predictor(), tmp_path, program=True)
     told = json.loads((tmp_path / PREPARATION).read_text())
     told["columns"][0]["scale"] *= 2
     (tmp_path / PREPARATION).write_text(json.dumps(told))
-    with pytest.raises(ValueError, match="not the preparation that the model was exported with"):
+    with pytest.raises(RunFolderError, match="is not the preparation that the run"):
         ef.load_predictor(tmp_path, trust=True)
     (tmp_path / PREPARATION).unlink()
-    with pytest.raises(ValueError, match="lacks preparation"):
+    with pytest.raises(RunFolderError, match=r"preparation.json is missing"):
         ef.load_predictor(tmp_path, trust=True)
     (tmp_path / DESCRIPTION).write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="format 99"):
+    with pytest.raises(RunFolderError, match="format 99"):
         ef.load_predictor(tmp_path, trust=True)
 
 

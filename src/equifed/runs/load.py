@@ -23,7 +23,7 @@ from equifed.data.fields import Layout
 from equifed.data.preparation import CategoryColumn, Preparation, Target, digest_json
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
-from equifed.metrics.metric import Metric, find_metric
+from equifed.metrics.metric import as_metrics, find_metric
 from equifed.models.adapted import ByRow, adapt
 from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
@@ -35,13 +35,14 @@ from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_s
 from equifed.runs.build import build_module, load_data
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.training.files import RunFolderError, StoredRun, digest, reading
+from equifed.training.files import RunFolderError, StoredRun, digest, reading, refuse_folder
 from equifed.training.folder import open_run_folder
 from equifed.training.history import HELD, History
 from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_names, read_part
 
 # What equifed.personalise found: what came of it, and every client's own parameters
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
+AGAIN = "fit own parts with: equifed personalise"
 
 
 def load_predictor(
@@ -145,17 +146,12 @@ def _read_made(run: StoredRun) -> dict[str, Any]:
     made = run.sealed(RUN) if RUN in run else {}
     if "model" not in made:
         need_config(run)
-    if MODEL not in run:
-        raise RunFolderError(
-            f"{run.path} has no {MODEL}: the run has not ended; resume it with: equifed resume "
-            f"{run.path}"
-        )
-    if "samples" not in made:
-        raise RunFolderError(
-            f"{run / RUN} does not record the format of the samples: the engine of this run knew "
-            "vectors alone, or another version wrote it. Load model.safetensors into your module, "
-            "or train again."
-        )
+    unended = f"the run has not ended; resume it with: equifed resume {run.path}"
+    foreign = "its engine knew vectors alone, or another version wrote it; train again"
+    refuse_folder(
+        (MODEL not in run, f"{run.path} has no {MODEL}: {unended}"),
+        ("samples" not in made, f"{run / RUN} does not record the samples: {foreign}."),
+    )
     with reading(run / RUN):
         told = made["samples"]
         classes, names = told["classes"], told["class_names"]
@@ -224,70 +220,55 @@ def _open(
 
 def _read_personalised(run: StoredRun) -> dict[str, Any]:
     """Return the own parts that were fitted after training; they must belong to this model."""
-    if PERSONALISED not in run:
-        raise RunFolderError(
-            f"{run.path} has no {PERSONALISED}: its model has no own parts yet; fit them with: "
-            f"equifed personalise {run.path}"
-        )
-    told = run.sealed(PERSONALISED)
+    refuse_folder(
+        (PERSONALISED not in run, f"{run.path} has no {PERSONALISED}: {AGAIN} {run.path}")
+    )
+    told, file = run.sealed(PERSONALISED), run / PERSONALISED
     run.sums[PERSONAL_PARTS] = told["parts"]
-    parts: dict[str, Any] | None = read_part(run, PERSONAL_PARTS)
-    if parts is None or told["model"] != digest(run.read(MODEL)):
-        raise RunFolderError(
-            f"{run / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
-            f"again with: equifed personalise {run.path}"
-        )
-    if any(name.startswith("beside:") for name in parts):
-        raise RunFolderError(
-            f"{run / PERSONALISED} has own offsets of version 0.2, which are no longer part of "
-            f"equifed; fit own parts again with: equifed personalise {run.path}"
-        )
+    parts: dict[str, Any] = read_part(run, PERSONAL_PARTS) or {}
+    other = not parts or told["model"] != digest(run.read(MODEL))
+    old = any(name.startswith("beside:") for name in parts)
+    refuse_folder(
+        (other, f"{file} is damaged or belongs to another model than {MODEL}; {AGAIN} {run.path}"),
+        (old, f"{file} has own offsets of version 0.2, which were removed; {AGAIN} {run.path}"),
+    )
     return parts
 
 
 def read_preparation(run: StoredRun) -> Preparation | None:
     """Return how the data of a run were prepared; None for data that came as arrays."""
-    try:
+    with reading(run / RUN):
         told = run.json(RUN)["data"].get("preparation")
-        if told is None and PREPARATION not in run:
-            return None
+    if told is None and PREPARATION not in run:
+        return None
+    return _match_preparation(run, told, "start the run again")
+
+
+def _match_preparation(run: StoredRun, wanted: str, cure: str) -> Preparation:
+    """Return the preparation that a folder holds, if its checksum is the one wanted."""
+    with reading(run / PREPARATION):
         held = run.json(PREPARATION)
         found = Preparation.from_json(held)
-    except (RunFolderError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{run / PREPARATION} cannot be read ({error}); start the run again."
-        ) from None
-    if digest_json(held) != told:
-        raise RunFolderError(
-            f"{run / PREPARATION} is not the preparation that the run was trained with; start the "
-            "run again."
-        )
+    other = f"{run / PREPARATION} is not the preparation that the run was trained with; {cure}."
+    refuse_folder((digest_json(held) != wanted, other))
     return found
 
 
 def _read_exported(run: StoredRun) -> Predictor:
     """Return the predictor of an exported folder with a program of ``torch.export``."""
     told, prepared = run.json(DESCRIPTION), None
-    if told.get("format") != FORMAT:
-        raise ValueError(
-            f"{run / DESCRIPTION} has the format {told.get('format')}, this version reads "
-            f"{FORMAT}; export the run again."
-        )
-    if told.get("thresholds"):
-        raise ValueError(f"{run.path} has thresholds of clients, now gone; export the run again.")
-    if PROGRAM not in run:
-        raise ValueError(
-            f"{run.path} holds no program ({PROGRAM}); export the run again with --torch, or give "
-            "the run's own folder."
-        )
-    if (wanted := told["preparation_sha256"]) is not None:
-        if PREPARATION not in run:
-            raise ValueError(f"{run.path} lacks {PREPARATION}: rows cannot be prepared.")
-        prepared = Preparation.from_json(run.json(PREPARATION))
-        if prepared.digest() != wanted:
-            raise ValueError(
-                f"{run / PREPARATION} is not the preparation that the model was exported with."
-            )
+    wanted, given, again = (
+        told.get("preparation_sha256"),
+        told.get("format"),
+        "export the run again",
+    )
+    refuse_folder(
+        (given != FORMAT, f"{run / DESCRIPTION} has the format {given}, not {FORMAT}; {again}."),
+        (told.get("thresholds"), f"{run.path} has thresholds of clients, now gone; {again}."),
+        (PROGRAM not in run, f"{run.path} holds no program ({PROGRAM}); {again} with --torch."),
+    )
+    if wanted is not None:
+        prepared = _match_preparation(run, wanted, again)
         if prepared.target.is_scaled:  # the program answers in the unit itself
             prepared = replace(prepared, target=Target(prepared.target.name))
     program = torch.export.load(io.BytesIO(run.read(PROGRAM))).module()
@@ -363,14 +344,12 @@ def open_evaluator(
     return FederationEvaluator(data, model), model.flatten(predictor.module), rows
 
 
-def measure_again(
-    run: History, data: Federation, split: str, metrics: Sequence[Metric] = ()
-) -> None:
+def measure_again(run: History, data: Federation, split: str, metrics: Sequence[str] = ()) -> None:
     """Measure what a run's predictor answers now, in the place of the last evaluation."""
-    predictor, last = run.predictor(), run.rounds[-1].round
+    predictor, last, asked = run.predictor(), run.rounds[-1].round, as_metrics(metrics)
     evaluator, x, own = open_evaluator(predictor, data, DERIVATIVES[predictor.loss].loss)
     run.metrics = [r for r in run.metrics if (r.round, r.split) != (last, split)]
-    found = run.add_evaluation(last, evaluator(x, [split], metrics, own))
+    found = run.add_evaluation(last, evaluator(x, [split], asked, own))
     run.details = evaluator.describe(split, x, [find_metric(r.metric) for r in found], own)
 
 

@@ -105,7 +105,7 @@ def try_networks(
 def finish(data: Federation, choice: Choice, runs: dict[str, History]) -> Found:
     """Read test rows: what was gained, a row for every kind of candidate, and their runs."""
     split = "train" if data.test is None else "test"
-    more = [find_metric("auroc")] if has_rare_class(data) else []
+    more = ["auroc"] if has_rare_class(data) else []
     for run in runs.values():  # nothing is trained any more
         measure_again(run, data, split, more)
     return conclude(choice, runs, dict.fromkeys(runs, data))

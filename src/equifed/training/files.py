@@ -38,6 +38,13 @@ class RunFolderError(RuntimeError):
     """The folder cannot be used, and what to do."""
 
 
+def refuse_folder(*checks: tuple[Any, str]) -> None:
+    """Raise a :class:`RunFolderError` with the message of the first check that found a fault."""
+    for wrong, message in checks:
+        if wrong:
+            raise RunFolderError(message)
+
+
 class Damaged(RunFolderError):
     """A file is not what was written."""
 
