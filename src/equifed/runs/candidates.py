@@ -16,6 +16,7 @@ from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract import Losses, Stream
 from equifed.data import DataError, Federation, Preparation, Split
 from equifed.data.curves import bend
+from equifed.data.split import refuse_any
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare
 from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
@@ -190,17 +191,12 @@ def choose(
 
 def check_clients(data: Federation) -> None:
     """Refuse data in which there is nothing to choose or to learn."""
-    if len(data) == 1:
-        raise DataError(
-            f"fit chooses what serves several clients; there is only one, {data.names[0]!r}. Check "
-            "the client column, or train one model for it with equifed.train."
-        )
-    targets = data.train.targets
-    if (targets == targets[:1]).all():
-        raise DataError(
-            f"Every training row has the target {data.in_units(targets[0])}: there is nothing to "
-            "learn; check the target column."
-        )
+    targets, only = data.train.targets, "fit chooses what serves several clients; there is only one"
+    one = f"{data.in_units(targets[0])}: there is nothing to learn; check the target column"
+    refuse_any(
+        (len(data) == 1, f"{only}, {data.names[0]!r}; check the client column."),
+        ((targets == targets[:1]).all(), f"Every training row has the target {one}."),
+    )
 
 
 def find_best(scores: Mapping[Point, Score]) -> dict[str, Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,9 +12,10 @@ from typing import Any, cast
 from torch import nn
 
 from equifed.contract.local import LocalSGD
-from equifed.data import DataError, Federation
+from equifed.data import Federation
 from equifed.data.curves import bend
 from equifed.data.describe import Table
+from equifed.data.split import refuse_any
 from equifed.models.architectures import MODELS
 from equifed.models.losses import outputs_for, resolve_loss
 from equifed.models.predictor import Predictor
@@ -205,22 +207,14 @@ def _check_asked(
     network: bool, rounds: int | None, local: Any, privacy: Any, keep_own: bool, curves: bool
 ) -> None:
     """Refuse what does not go with a network, or with a model that is solved."""
-    private = privacy is not None
-    if curves and (network or private):
-        raise ValueError(
-            "curves=True is for linear models without privacy=: a network bends by itself, and "
-            "knots and more candidates would have to be paid for. Leave it out."
-        )
-    if not network and (rounds is not None or local is not None):
-        raise ValueError("rounds and local are of a network (model=); linear models are solved.")
-    if network and private:
-        raise ValueError(
-            "fit takes no network under privacy=: every candidate would be a whole training, and "
-            "own biases fitted after it have no noise. Leave model out (a linear model), or train "
-            "one network with equifed.train on equifed.simulate(..., privacy=)."
-        )
-    if network and keep_own:
-        raise ValueError("keep_own is about linear own models; leave it out with a network.")
+    bends = "curves=True is for linear models without privacy=: a network bends by itself."
+    private, given = privacy is not None, rounds is not None or local is not None
+    refuse_any(
+        (curves and (network or private), bends),
+        (given and not network, "rounds and local are of a network (model=); others are solved."),
+        (network and private, "fit takes no network under privacy=; train one: equifed.train."),
+        (network and keep_own, "keep_own is about linear own models; leave it out with a network."),
+    )
     if local is not None and not isinstance(local, LocalSGD):
         raise TypeError(f"local must be ef.LocalSGD(...), got {type(local).__name__}.")
 
@@ -240,12 +234,12 @@ def read_data(
         held = {} if columns.get("split") else held
         return Federation.from_table(data, client, target, **{**held, **columns})
     given = {k: v for k, v in {"client": client, "target": target, **columns}.items() if v}
-    if given:
-        raise ValueError(f"A federation has its clients and targets; leave out {', '.join(given)}.")
-    if data.layout is not None:
-        raise DataError(f"fit takes samples of one array; these are {data.layout}.")
-    if data.train.inputs.dtype.kind == "i":
-        raise DataError("fit takes samples of numbers; these are tokens.")
+    tokens = data.train.inputs.dtype.kind == "i"
+    refuse_any(
+        (given, f"A federation has its clients and targets; leave out {', '.join(given)}."),
+        (data.layout is not None, f"fit takes samples of one array; these are {data.layout}."),
+        (tokens, "fit takes samples of numbers; these are tokens."),
+    )
     return data.split(test=test, seed=seed) if data.test is None and test else data
 
 
@@ -255,9 +249,7 @@ def _open(folder: Path, overwrite: bool) -> None:
     ended = not (folder / CHOICE).exists() or is_complete(folder)  # else killed while saving
     refuse_existing(folder, overwrite or not ended)
     if overwrite:
-        for file in (folder / TRIED).glob("*.json"):
-            file.unlink()
-        network_fit.clear(folder / TRIED)
+        shutil.rmtree(folder / TRIED, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -132,7 +132,7 @@ def _prepare(
     if tried is not None and held is not None:
         candidates.refuse_other(held, made, tried)
     elif tried is not None:
-        clear(tried)
+        shutil.rmtree(tried, ignore_errors=True)
         tried.mkdir(parents=True, exist_ok=True)
         write_file(tried / MADE, seal({"made": made}))
     return clients, local
@@ -154,13 +154,6 @@ def _train(
             place.create(overwrite=True)
     told: Any = {"every": point.rounds, "folder": place, "resume": resume, "progress": False}
     return train(algorithm, clients, rounds=point.rounds, seed=seed, **told)
-
-
-def clear(tried: Path) -> None:
-    """Remove trainings of an earlier fit."""
-    (tried / MADE).unlink(missing_ok=True)
-    for run in tried.glob("*/rounds.csv"):
-        shutil.rmtree(run.parent)
 
 
 def _judge(
