@@ -280,10 +280,10 @@ def test_override_that_is_none_is_refused(override: str) -> None:
     ("changes", "message"),
     [
         ({"rond": 3}, "rond: there is no setting or table 'rond' (did you mean 'rounds'?)"),
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": 0}, "RunSettings rounds must be at least 1, got 0"),
         ({"rounds": "many"}, 'rounds: must be a whole number; got "many"'),
         ({"rounds": True}, "rounds: must be a whole number; got true"),
-        ({"seed": -1}, "seed must lie in [0, 9223372036854775808), got -1"),
+        ({"seed": -1}, "RunSettings seed must lie in [0, 9223372036854775808), got -1"),
         ({"data": 3}, "data: must be a table with a name; got 3"),
         ({"data": {}}, "data.name: is required: one of fashion-three"),
         ({"data": "fashion-tree"}, "data.name: there is no data set 'fashion-tree' (did you mean"),

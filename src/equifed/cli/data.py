@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,12 +42,7 @@ def show_data(
     toml = name.endswith(".toml")
     data = RunConfig.read(name, given).data if toml else read_data(name, given)
     tables, document = describe_data(data, load_data(data))
-    if json:
-        print_json(document)
-        return
-    out = open_console(stdout=True)
-    for table in tables:
-        out.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
+    terminal.tell(document, (f"{table}\n" for table in tables), json, False)
 
 
 def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:
@@ -94,25 +89,21 @@ def fetch_data(
 # -- list -------------------------------------------------------------------------------------
 
 
-def _complete_section(incomplete: str) -> list[str]:
+def _complete(context: typer.Context, incomplete: str) -> list[str]:
+    """Return sections, or the names of the section that is given."""
     from equifed.runs.catalogue import SECTIONS
 
-    return [name for name in SECTIONS if name.startswith(incomplete)]
-
-
-def _complete_entry(context: typer.Context, incomplete: str) -> list[str]:
-    from equifed.runs.catalogue import SECTIONS
-
-    section = SECTIONS.get(context.params.get("section", ""))
-    return [name for name in section.entries() if name.startswith(incomplete)] if section else []
+    section = SECTIONS.get(context.params.get("section") or "")
+    known = SECTIONS if section is None else section.entries()
+    return [name for name in known if name.startswith(incomplete)]
 
 
 def list_names(
     section: Annotated[
-        Text, argument("Section to list; all by default.", autocompletion=_complete_section)
+        Text, argument("Section to list; all by default.", autocompletion=_complete)
     ] = None,
     name: Annotated[
-        Text, argument("Show the settings of this name.", autocompletion=_complete_entry)
+        Text, argument("Show the settings of this name.", autocompletion=_complete)
     ] = None,
     json: Json = False,
 ) -> None:
@@ -125,20 +116,9 @@ def list_names(
         raise ValueError(unknown("section", section, SECTIONS))
     if section is not None and name is not None:
         entry, rows = SECTIONS[section][name], list_settings(section, name)
-        if json:
-            about = {"section": section, "name": name}
-            about |= {"summary": entry.summary, "paper": entry.paper}
-            print_json({**about, "settings": rows})
-            return
-        from equifed.runs.init import write_toml
-
-        typer.echo(f"{name}: {entry.describe()}")
-        for row in rows:
-            value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
-            need = "required; " if row["required"] else ""
-            typer.echo(f"  {row['setting']}{value}  ({need}{row['type']})")
-            if row["meaning"]:
-                typer.echo(textwrap.indent(textwrap.fill(row["meaning"], 90), " " * 6))
+        about = {"section": section, "name": name, "summary": entry.summary, "paper": entry.paper}
+        lines = [f"{name}: {entry.describe()}", *_write_settings(rows)]
+        terminal.tell({**about, "settings": rows}, lines, json, False)
         return
     found = {name: SECTIONS[name].entries() for name in ([section] if section else SECTIONS)}
     if json:
@@ -152,6 +132,18 @@ def list_names(
         for entry_name, entry in held.items():
             table.add_row(entry_name, entry.describe())
         open_console(stdout=True).print(table)
+
+
+def _write_settings(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines about some settings."""
+    from equifed.runs.init import write_toml
+
+    for row in rows:
+        value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
+        need = "required; " if row["required"] else ""
+        yield f"  {row['setting']}{value}  ({need}{row['type']})"
+        if row["meaning"]:
+            yield textwrap.indent(textwrap.fill(row["meaning"], 90), " " * 6)
 
 
 def schema(app: Annotated[bool, option("Of an app's equifed.toml.", "--app")] = False) -> None:
@@ -257,8 +249,6 @@ def privacy(
     The budget is what to publish, not what happened to be spent. A plan is for a linear model with
     a logistic loss; noise is the standard deviation on every number of an answer.
     """
-    from rich.table import Table
-
     from equifed.privacy.budget import MECHANISMS, Bounds
     from equifed.privacy.fedavg import PrivateFedAvg
     from equifed.privacy.plan import plan_answers
@@ -285,14 +275,14 @@ def privacy(
         lines = [{"rows": m, "rounds": r, "answers": list(map(asdict, e))} for m, r, e in found]
         print_json({"epsilon": epsilon, "delta": delta, "plan": lines})
         return
-    title = f"epsilon {epsilon:g} at delta {delta:g}: noise (deviation)"
-    kinds = list(dict.fromkeys(entry.kind for _, _, entries in found for entry in entries))
-    table = Table("rounds", whose, *(MECHANISMS[kind].words for kind in kinds), title=title)
+    records = []
     for m, r, entries in found:
-        times = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
-        cells = {e.kind: f"{e.sigma:.3g} ({times[e.kind]})" for e in entries}
-        table.add_row(str(r), f"{m:,}", *(cells.get(kind, "") for kind in kinds))
-    open_console(stdout=True).print(table)
+        told = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
+        cells = {MECHANISMS[e.kind].words: f"{e.sigma:.3g} ({told[e.kind]})" for e in entries}
+        records.append({"rounds": r, whose: f"{m:,}", **cells})
+    every = {key: "" for record in records for key in record}
+    title = f"epsilon {epsilon:g} at delta {delta:g}: noise (deviation)"
+    terminal.print_records(title, [every | record for record in records])
 
 
 def _read_numbers(text: str, what: str) -> list[int]:
@@ -307,36 +297,31 @@ def _read_numbers(text: str, what: str) -> list[int]:
 
 
 def _show_ledgers(path: Path, json: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text as Plain
-
     from equifed.contract.arrays import show_text
     from equifed.privacy.budget import MECHANISMS
     from equifed.privacy.plan import list_entries, read_ledgers
 
     ledgers = read_ledgers(path)
     if json:
-        print_json({"ledgers": [
-            ledger.to_dict() | {"spent": ledger.spent, "entries": list_entries(ledger)}
-            for ledger in ledgers
-        ]})  # fmt: skip
+        told = [
+            one.to_dict() | {"spent": one.spent, "entries": list_entries(one)} for one in ledgers
+        ]
+        print_json({"ledgers": told})
         return
-    console = open_console(stdout=True)
-    columns = ("answer", "times", "sensitivity", "noise", "of the rows", "of the budget", "alone")
+    names = {"sensitivity": "sensitivity", "sigma": "noise", "q": "of the rows", "alone": "alone"}
     for ledger in ledgers[:NAMED]:
         title = (
             f"{show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
             f"{ledger.delta:g} for every {ledger.unit}; spent so far {ledger.spent:.3g}"
         )
-        table = Table(*columns, title=Plain(title))
-        for e in list_entries(ledger):
-            known = MECHANISMS.get(e["kind"])
-            table.add_row(
-                Plain(show_text(e["kind"]) if known is None else known.words), str(e["steps"]),
-                f"{e['sensitivity']:.3g}", f"{e['sigma']:.3g}", f"{e['q']:.3g}",
-                "" if e["share"] is None else f"{e['share']:.1%}", f"{e['alone']:.3g}",
-            )  # fmt: skip
-        console.print(table)
+        records = []
+        for entry in list_entries(ledger):
+            known, share = MECHANISMS.get(entry["kind"]), entry["share"]
+            what = entry["kind"] if known is None else known.words
+            record = {"answer": what, "times": entry["steps"]}
+            record |= {label: f"{entry[key]:.3g}" for key, label in names.items()}
+            records.append(record | {"of the budget": "" if share is None else f"{share:.1%}"})
+        terminal.print_records(title, records)
     if len(ledgers) > NAMED:
         most = max(ledger.spent for ledger in ledgers)
-        console.print(f"{len(ledgers) - NAMED} more, with --json; the most spent is {most:.3g}.")
+        typer.echo(f"{len(ledgers) - NAMED} more, with --json; the most spent is {most:.3g}.")

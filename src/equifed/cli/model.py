@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,7 +138,7 @@ def personalise(
         terminal.print_json({"run": str(run), **found.to_dict()})
         return
     title = f"{found.metric or 'no test split, nothing measured'}: before and after, 95 % limits"
-    _print_records(title, found.rows())
+    terminal.print_records(title, found.rows())
     if (average := found.average) is not None:
         told = f"{average.lower:+.3g} to {average.upper:+.3g}"
         typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
@@ -160,22 +159,7 @@ def evaluate(
         return
     for drift in found:
         then = f"at training ({drift.split})" if drift.split else "not measured at training"
-        _print_records(f"{drift.metric} now, and {then}", drift.rows)
-
-
-def _print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Print records of the same fields as a table."""
-    from equifed.contract.arrays import show_text
-    from equifed.data.describe import Table
-
-    def show(value: Any) -> str:
-        if value is None or value != value:
-            return ""
-        return f"{value:.4g}" if isinstance(value, float) else show_text(str(value))
-
-    header = tuple(name.replace("_", " ") for name in records[0])
-    rows = [tuple(map(show, record.values())) for record in records]
-    typer.echo(str(Table(title, header, rows)))
+        terminal.print_records(f"{drift.metric} now, and {then}", drift.rows)
 
 
 def export(

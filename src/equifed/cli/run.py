@@ -49,18 +49,14 @@ def init(
     """Look at a table and write a commented configuration for it, ready to run."""
     from equifed.runs.init import copy_examples, write_first_config
 
-    if (table is None) == (examples is None):
-        raise ValueError("Give a table (equifed init TABLE.csv), or --examples FOLDER.")
-    if examples is not None:
+    if examples is not None and table is None:
         copied = list(map(str, copy_examples(examples, overwrite)))
-        if json:
-            terminal.print_json({"examples": copied})
-        elif not quiet:
-            typer.echo("\n".join(copied))
+        terminal.tell({"examples": copied}, copied, json, quiet)
         return
+    if table is None or examples is not None:
+        raise ValueError("Give a table (equifed init TABLE.csv), or --examples FOLDER.")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
-    assert table is not None
     console = terminal.open_console(quiet or json)
     columns, guess = guess_table(table, console, client, target, categorical, numeric)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -68,12 +64,9 @@ def init(
     with console.status("trying candidates") as status:
         choice = _try(out, columns, guess, lambda what: status.update(f"solving: {what}"))
     out.write_text(write_first_config(guess, table, out, choice), encoding="utf-8")
-    if json:
-        terminal.print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
-    elif not quiet:
-        lines = _describe(guess, next(iter(guess.groups), None))
-        lines += [f"chosen      {choice}", f"wrote {out}; next: equifed run {out}"]
-        typer.echo("\n".join(lines))
+    lines = _describe(guess, next(iter(guess.groups), None))
+    lines += [f"chosen      {choice}", f"wrote {out}; next: equifed run {out}"]
+    terminal.tell({"out": str(out), **asdict(guess), "choice": str(choice)}, lines, json, quiet)
 
 
 def guess_table(
@@ -238,12 +231,9 @@ def fit(
             out=folder, tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
             curves=curves, overwrite=overwrite,
         )  # fmt: skip
-    if json:
-        terminal.print_json({"folder": str(folder), **told, **served.to_dict()})
-    elif not quiet:
-        lines += [repr(served), "", f"folder: {folder}; page: {folder / fitting.REPORT}"]
-        lines += [f"next: equifed predict {folder} new.csv --out predictions.csv"]
-        typer.echo("\n".join(lines))
+    lines += [repr(served), "", f"folder: {folder}; page: {folder / fitting.REPORT}"]
+    lines += [f"next: equifed predict {folder} new.csv --out predictions.csv"]
+    terminal.tell({"folder": str(folder), **told, **served.to_dict()}, lines, json, quiet)
 
 
 def _make_privacy(
@@ -317,7 +307,7 @@ def run(
         from equifed.runs.init import describe_estimate, estimate
 
         found = estimate(parsed)
-        terminal.print_json(found) if json else typer.echo(describe_estimate(found))
+        terminal.tell(found, [describe_estimate(found)], json, False)
         return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
     trusted = " --trust" if parsed.loaded_code else ""
@@ -373,9 +363,8 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
     from equifed.training.show import describe_events, print_line, tabulate_clients
 
     if json:
-        measured = {(record.split, record.metric) for record in history.metrics}
         found: dict[str, dict[str, dict[str, float]]] = {}
-        for split, metric in sorted(measured):
+        for split, metric in sorted({(record.split, record.metric) for record in history.metrics}):
             found.setdefault(split, {})[metric] = history.per_client(metric, split)
         terminal.print_json({"folder": str(folder), "summary": history.summary(), "clients": found})
         return

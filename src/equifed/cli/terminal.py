@@ -9,7 +9,7 @@ import shlex
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exception
@@ -102,6 +102,29 @@ def print_json(document: Mapping[str, Any]) -> None:
     from equifed.training.files import as_plain
 
     print(json.dumps(as_plain(document), indent=1))
+
+
+def tell(document: Mapping[str, Any], lines: Iterable[str], json: bool, quiet: bool) -> None:
+    """Print what came of a command: JSON, or lines for a person, or nothing."""
+    if json:
+        print_json(document)
+    elif not quiet:
+        typer.echo("\n".join(lines))
+
+
+def print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Print records of the same fields as a table."""
+    from equifed.contract.arrays import show_text
+    from equifed.data.describe import Table
+
+    def show(value: Any) -> str:
+        known = value is not None and value == value
+        text = f"{value:.4g}" if isinstance(value, float) else show_text(str(value))
+        return text if known else ""
+
+    header = tuple(name.replace("_", " ") for name in records[0])
+    rows = [tuple(map(show, record.values())) for record in records]
+    typer.echo(str(Table(title, header, rows)))
 
 
 # -- errors -----------------------------------------------------------------------------------

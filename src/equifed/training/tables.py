@@ -42,6 +42,8 @@ PARTS = {
     "average": "average.csv", "parameters": MODEL, "own": OWN,
 }  # fmt: skip
 CONFIG, RUN, PREPARATION, SPLIT = "config.toml", "run.json", "preparation.json", "split.csv"
+# Of a signed folder, and of an evidence pack
+SIGNATURE, SUMS, SUMS_SIGNATURE = "signature.json", "SHA256SUMS", "SHA256SUMS.signature"
 DESCRIBED = (CONFIG, RUN, PREPARATION, SPLIT)
 # What the checksums of a complete run are of, where it is there
 FILES = (*TABLES, EVENTS, CLIENTS, *PARTS.values(), *DESCRIBED)
