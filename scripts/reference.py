@@ -26,7 +26,7 @@ from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
 from equifed.privacy.clients import Privacy
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import CHOSEN, PRIVACY, RECORDS, RunSettings
+from equifed.runs.config import CHOSEN, PRIVACY, RECORDS, Plain
 from equifed.runs.init import write_toml
 from equifed.runs.schema import settings
 
@@ -170,7 +170,7 @@ def write_configuration() -> str:
         "run folder's `config.toml` has everything filled in. `--set KEY=VALUE` changes a setting "
         'for one run. Wherever a name of this page stands, `"module:Name"` of your own code can.',
         "",
-        *_tabulate("Outside the tables", list_record(RunSettings)),
+        *_tabulate("Outside the tables", list_record(Plain)),
     ]
     for key, record in RECORDS.items():
         about = (inspect.getdoc(record) or "").splitlines()[0]

@@ -93,8 +93,10 @@ def _complete(context: typer.Context, incomplete: str) -> list[str]:
     """Return sections, or the names of the section that is given."""
     from equifed.runs.catalogue import SECTIONS
 
-    section = SECTIONS.get(context.params.get("section") or "")
-    known = SECTIONS if section is None else section.entries()
+    section = context.params.get("section")
+    if section not in (None, *SECTIONS):
+        return []
+    known = SECTIONS if section is None else SECTIONS[section].entries()
     return [name for name in known if name.startswith(incomplete)]
 
 

@@ -19,7 +19,6 @@ from typing import Any, Literal, Self
 from equifed.algorithms.guard import guard_algorithm
 from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.arrays import check_settings
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.split import Holdout
 from equifed.privacy.clients import Privacy
@@ -65,7 +64,8 @@ class ModelSettings:
     own_steps: OwnSteps = "auto"
 
     def __post_init__(self) -> None:
-        check_settings(self, l2="[0, inf)")
+        if not self.l2 >= 0:
+            raise ValueError(f"l2 must be at least 0, got {self.l2}.")
         weights = self.class_weights
         if isinstance(weights, str) and weights != "balanced":
             raise ValueError(f"class_weights must be 'balanced' or a table, got {weights!r}.")
@@ -96,11 +96,12 @@ class Evaluate:
     metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self, every="[1, inf]")
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class Plain:
     """The settings outside the tables.
 
     Parameters
@@ -122,9 +123,12 @@ class RunSettings:
     with_alone: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
-        check_settings(
-            self, rounds="[1, inf)", threads=f"[1, {MOST_THREADS}]", seed=f"[0, {2**63})"
-        )
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"threads must lie in 1..{MOST_THREADS}, got {self.threads}.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
 
 
 # Tables with a name: their section of the catalogue, and the settings that all of it share
@@ -141,7 +145,7 @@ RECORDS: dict[str, type] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(RunSettings):
+class RunConfig(Plain):
     """A run: which data, model, algorithm and engine, how many rounds, from which seed.
 
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
@@ -200,14 +204,14 @@ class RunConfig(RunSettings):
 
     @classmethod
     def _check(cls, checker: Checker, table: Mapping[str, Any]) -> Self:
-        known = (*settings(RunSettings), *CHOSEN, *RECORDS, "privacy")
+        known = (*settings(Plain), *CHOSEN, *RECORDS, "privacy")
         resolved = resolve(checker, table, known, guard="off")
         checker.raise_problems()
         return cls(**resolved | construct_parts(resolved), loaded_code=tuple(checker.code.items()))
 
     def to_dict(self) -> Table:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
-        plain = {key: getattr(self, key) for key in (*settings(RunSettings), *CHOSEN)}
+        plain = {key: getattr(self, key) for key in (*settings(Plain), *CHOSEN)}
         records = {key: schema.describe_fields(getattr(self, key)) for key in RECORDS}
         if self.privacy is not None:
             told = schema.describe_fields(self.privacy)
@@ -226,7 +230,7 @@ def resolve(checker: Checker, table: Mapping[str, Any], known: Sequence[str], gu
     for key in table:
         if key not in known:
             checker.problem(key, unknown("setting or table", key, known))
-    plain = {key: setting for key, setting in settings(RunSettings).items() if key in known}
+    plain = {key: setting for key, setting in settings(Plain).items() if key in known}
     resolved = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
     given = table.get("guard", guard)  # a word alone is its mode
     table = {**table, "guard": {"mode": given} if isinstance(given, str) else given}
@@ -326,7 +330,7 @@ def construct_parts(resolved: Table) -> Table:
             problems.extend(error.problems)
 
     shared = {key: record for key, (_, record) in CHOSEN.items() if record is not None}
-    for key, record in {"": RunSettings, **RECORDS, **shared}.items():
+    for key, record in {"": Plain, **RECORDS, **shared}.items():
         attempt(key, schema.construct, record, resolved.get(key, resolved), key)
     attempt("algorithm", build_algorithm, resolved["algorithm"])
     if {"algorithm", "guard"} <= made.keys():  # whether its weights can be bounded

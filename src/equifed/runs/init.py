@@ -20,7 +20,7 @@ from equifed.data.site_table import TableSettings
 from equifed.runs.build import build_run
 from equifed.runs.candidates import Choice, Point
 from equifed.runs.catalogue import KINDS, SECTIONS
-from equifed.runs.config import CHOSEN, PRIVACY, RECORDS, RunConfig, RunSettings
+from equifed.runs.config import CHOSEN, PRIVACY, RECORDS, Plain, RunConfig
 from equifed.runs.schema import AUTO, BY_SIZE, NONE, Setting, Table, settings
 from equifed.training.final_model import StopWhen
 
@@ -254,7 +254,7 @@ def make_schema(app: bool = False) -> Table:
     It knows every name and setting; ranges, and what fits together, are checked when a file is
     read.
     """
-    plain: Table = {key: _value(setting) for key, setting in settings(RunSettings).items()}
+    plain: Table = {key: _value(setting) for key, setting in settings(Plain).items()}
     chosen: Table = {key: {"$ref": f"#/$defs/{section}"} for key, (section, _) in CHOSEN.items()}
     records = {key: _table(settings(record)) for key, record in RECORDS.items()}
     records |= {"privacy": _table(PRIVACY), "guard": {"anyOf": [TEXT, records["guard"]]}}

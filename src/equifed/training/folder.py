@@ -77,13 +77,11 @@ class RunFolder:
 
     def describe(self, told: Mapping[str, Any], trained: Any) -> None:
         """Say what the run was made of; whoever made the folder may have said all but what ran."""
-        if not self.writes:
-            return
-        if not (self.path / tables.RUN).exists():
+        if self.writes and (self.path / tables.RUN).exists():
+            known = self.open().sealed(tables.RUN)
+            files.write_file(self.path / tables.RUN, files.seal({**known, "ran": told["ran"]}))
+        elif self.writes:
             write_provenance(self.path, told, trained, self.path)
-            return
-        known = self.open().sealed(tables.RUN)
-        files.write_file(self.path / tables.RUN, files.seal({**known, "ran": told["ran"]}))
 
     def round(self, record: tables.RoundRecord, info: Any = None) -> None:
         """Append a round; rounds, evaluations and events are told as to a ``Callback``."""
@@ -276,10 +274,8 @@ def _check_one(
     """Compare a file, or its beginning, with its checksum; unknown names may lead elsewhere."""
     if name not in known:
         raise Damaged(f"{run.path} is damaged: it has a checksum of {name!r}, which no run writes.")
-    try:
+    with files.reading(run / name):
         content = run.read(name, length)
-    except OSError as error:
-        raise Damaged(f"{run / name} is damaged: {error.strerror}.") from None
     if files.digest(content) != expected:
         raise Damaged(f"{run / name} is damaged: it does not match its checksum.")
 
@@ -299,7 +295,10 @@ def open_run_folder(
     """
     run = StoredRun(folder)
     check(run)
-    _check_told(run)
+    told = run.json(tables.RUN) if tables.RUN in run else {}
+    for key in ("data", "versions", "samples"):
+        if not isinstance(told.get(key), dict | None):
+            raise Damaged(f"{run / tables.RUN} is damaged: its {key} are not a table.")
     code = [] if data_only or trust else find_code(run)
     if code:
         raise RunFolderError(
@@ -307,15 +306,6 @@ def open_run_folder(
             "trust it, repeat with --trust (in Python trust=True)."
         )
     return run
-
-
-def _check_told(run: StoredRun) -> None:
-    """Refuse what a run was made of where a table is something else."""
-    if tables.RUN in run:
-        told = run.json(tables.RUN)
-        for key in ("data", "versions", "samples"):
-            if not isinstance(told.get(key), dict | None):
-                raise Damaged(f"{run / tables.RUN} is damaged: its {key} are not a table.")
 
 
 def find_code(run: StoredRun) -> list[str]:

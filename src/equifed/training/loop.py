@@ -209,10 +209,9 @@ class _Training:
             self._evaluate(r, state, info.weights)
         if last:
             self._settle(r, state, reason)
-        if last or due:
-            self._record(r)
-        elif r == 1:
-            self._record_weights(r, info.weights)  # few rounds may be all there are
+        if r == 1:  # few rounds may be all there are
+            self.history.weights.setdefault(r, info.weights)
+        self._record(r)
         if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
             self._save(r, state)
         return state
@@ -262,12 +261,11 @@ class _Training:
     def _measure(self, r: int, x: Vector, own: Any, weights: Weights | None) -> None:
         if weights is not None:
             self.history.weights[r] = weights
-        if callable(self.evaluate):
-            self.measured = self.history.add_evaluation(r, self.evaluate(x))
-        elif self.evaluate:
+        found = self.evaluate(x) if callable(self.evaluate) else []
+        if self.evaluate and not callable(self.evaluate):
             asked = (self.metrics,) if self.metrics else ()
             found = play_round.bind_own(self.clients, own).evaluate(x, self.evaluate, *asked)
-            self.measured = self.history.add_evaluation(r, found)
+        self.measured = self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
         """Make the numbers of the last round those of the model that is given out."""
@@ -289,15 +287,11 @@ class _Training:
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
-        if r in self.history.weights:
-            self._record_weights(r, self.history.weights[r])
-        for listener in self.listeners if self.measured else ():
-            listener.evaluation(r, self.measured)
-
-    def _record_weights(self, r: int, weights: Weights) -> None:
-        self.history.weights[r] = weights
-        if self.folder is not None:
-            self.folder.weights(r, weights)
+        if self.folder is not None and r in self.history.weights:
+            self.folder.weights(r, self.history.weights[r])
+        new = [record for record in self.measured if record.round == r]
+        for listener in self.listeners if new else ():
+            listener.evaluation(r, new)
 
     def _event(self, kind: str, r: int, reason: str = "", **more: Any) -> None:
         event = {"event": kind, "round": r, **more} | ({"reason": reason} if reason else {})

@@ -96,10 +96,8 @@ class Answer:
 
     def find_sum(self, weights: Weights) -> Vector | None:
         """Return the sum by these weights, if it or a multiple of it was asked for."""
-        for asked, total in self.sums:
-            if np.array_equal(asked, weights):
-                return total
-        for asked, total in self.sums:
+        exact_first = sorted(self.sums, key=lambda pair: not np.array_equal(pair[0], weights))
+        for asked, total in exact_first:
             size = float(asked @ asked)
             scale = float(weights @ asked) / size if size > 0 else 0.0
             if np.allclose(scale * asked, weights, rtol=1e-12, atol=1e-14 * np.abs(weights).max()):

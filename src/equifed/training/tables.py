@@ -156,15 +156,13 @@ class GivenOut:
             raise ValueError(f"it returned {str(self.kind)[:60]!r}, which no run does")
 
     def __str__(self) -> str:
-        if self.kind == "last":
-            return f"returned the last model, that of round {self.round}"
-        if self.kind == "average":
-            mean = f"the mean of the models up to round {self.round}"
-            return f"returned {mean}, later ones weighted more"
+        which = {
+            "last": f"the last model, that of round {self.round}",
+            "average": f"the mean of the models up to round {self.round}, later ones weighted more",
+        }
         why = "whose worst client is served best on validation data"
-        if self.kind == "certified":
-            why = self.proof()
-        return f"returned the model of round {self.round}, {why}"
+        why = self.proof() if self.kind == "certified" else why
+        return f"returned {which.get(self.kind, f'the model of round {self.round}, {why}')}"
 
     def proof(self) -> str:
         """Say what its certificate proves."""

@@ -150,9 +150,8 @@ def follow_by_default(callbacks: Sequence[Callback], wanted: bool | None) -> Pro
 class Tracker(Callback):
     """Turns what happens in a run into named numbers by round; :meth:`log` sends them on."""
 
-    def __init__(self) -> None:
-        self._names: tuple[str, ...] = ()
-        self._bytes = 0
+    _names: tuple[str, ...] = ()
+    _bytes = 0
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
         """Send finite numbers of one round."""
@@ -193,15 +192,8 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Writes event files for TensorBoard.
+    """Writes event files for TensorBoard; point it at the folder, or at one above.
 
-    Parameters
-    ----------
-    folder : path
-        Where to write; point TensorBoard at it or at a folder above.
-
-    Examples
-    --------
     >>> import tempfile
     >>> import equifed as ef
     >>> folder = Path(tempfile.mkdtemp())
@@ -212,7 +204,6 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        super().__init__()
         writers = _load("torch.utils.tensorboard", "tensorboard", "'equifed[tensorboard]'")
         self._writer = writers.SummaryWriter(str(folder))
 
@@ -229,17 +220,9 @@ class TensorBoard(Tracker):
 class MLflow(Tracker):
     """Sends a run to the tracking server that MLflow is set to (``MLFLOW_TRACKING_URI``).
 
-    Parameters
-    ----------
-    experiment : str
-        Name of the experiment; made if it does not exist.
-    run_name : str, optional
-        Name of the run.
-    parameters : mapping
-        What to note about the run, as its configuration.
+    The experiment is made if it does not exist; ``parameters`` are what to note about the run, as
+    its configuration.
 
-    Examples
-    --------
     >>> tracker = MLflow(run_name="hospitals", parameters={"rounds": 20})  # doctest: +SKIP
     >>> ef.train(algorithm, clients, callbacks=[tracker])  # doctest: +SKIP
     """
@@ -248,7 +231,6 @@ class MLflow(Tracker):
         self, experiment: str = "equifed", run_name: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         mlflow = _load("mlflow", "mlflow", "'equifed[mlflow]'")
         try:
             self._client = mlflow.tracking.MlflowClient()
@@ -278,23 +260,15 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """Sends a run to Weights & Biases (``pip install wandb``); offline with ``WANDB_MODE=offline``.
+    """Sends a run to a project of Weights & Biases; offline with ``WANDB_MODE=offline``.
 
-    Parameters
-    ----------
-    project : str
-        Name of the project.
-    run_name : str, optional
-        Name of the run.
-    parameters : mapping
-        What to note about the run, as its configuration.
+    ``parameters`` are what to note about the run, as its configuration.
     """
 
     def __init__(
         self, project: str = "equifed", run_name: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         wandb = _load("wandb", "wandb", "wandb")
         self._run = wandb.init(project=project, name=run_name, config=dict(parameters or {}))
 
@@ -322,14 +296,12 @@ def wandb(folder: Path, config: Mapping[str, Any]) -> WandB:
     return WandB(run_name=folder.name, parameters=config)
 
 
-def _load(module: str, package: str, wanted: str) -> Any:
+def _load(module: str, name: str, wanted: str) -> Any:
     """Return the module of a tracker, or say what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(
-            f"{package} is not installed; get it with: pip install {wanted}"
-        ) from error
+        raise ValueError(f"{name} is not installed; get it with: pip install {wanted}") from error
 
 
 def _flat(table: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
