@@ -95,9 +95,10 @@ def pack_evidence(
     )
     files = _collect(path, with_model, trust)
     if key is not None:
-        from equifed.training.keys import sign_sums
+        from equifed.training.keys import PACK_PURPOSE, read_private, sign
 
-        files[tables.SUMS_SIGNATURE] = sign_sums(files[SUMS], key)
+        signature = sign(read_private(Path(key)), PACK_PURPOSE, files[SUMS])
+        files[tables.SUMS_SIGNATURE] = f"{signature}\n".encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as pack:
         for name in sorted(files):

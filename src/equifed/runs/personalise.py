@@ -20,14 +20,14 @@ from equifed.data import Federation, Split
 from equifed.engines.evaluate import SampleScores
 from equifed.engines.simulate import simulate
 from equifed.metrics import Interval, find_metric, mean_interval
-from equifed.metrics.paired import count_pairs, newcombe_interval
+from equifed.metrics.paired import combine_sources, count_pairs, newcombe_interval
 from equifed.models import losses
 from equifed.models.losses import DERIVATIVES
 from equifed.models.newton import fit_linear
 from equifed.models.own_part import check_fit, choose_own, read_last_layer, split_own
 from equifed.models.predictor import Predictor
 from equifed.runs.alone import in_units, measure_each
-from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data
+from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data, open_evaluator
 from equifed.training import History, open_run_folder
 from equifed.training.files import as_plain, digest, seal, write_file
 from equifed.training.tables import MODEL
@@ -371,12 +371,10 @@ def _walk(predictor: Predictor, clients: Any, choice: Choice) -> dict[str, Tenso
 
 def _score(predictor: Predictor, data: Federation) -> float:
     """Return the loss on validation samples, averaged over the clients that have some."""
-    held, loss, found = data.splits()["validation"], check_fit(predictor.loss, 1.0), []
-    for i in map(int, np.flatnonzero(held.sizes)):
-        seen = _answer(predictor, data, held, i)
-        outputs, targets = map(torch.as_tensor, (seen.outputs, seen.targets))
-        found.append(float(DERIVATIVES[loss].loss(outputs, targets).mean()))
-    score = float(np.mean(found))
+    loss = DERIVATIVES[check_fit(predictor.loss, 1.0)].loss
+    evaluator, x, own = open_evaluator(predictor, data, loss)
+    (found,) = evaluator(x, ["validation"], own=own)
+    score = float(found.metrics["loss"][found.sizes > 0].mean())
     return score if math.isfinite(score) else math.inf
 
 
@@ -396,18 +394,14 @@ def _compare(
         assert split is not None
         old, new = (measure_each(kind, _answer(p, data, split, i)) for p in (before, after))
         values[:, i] = old.mean(), new.mean()
+        told[i] = mean_interval(new - old)
         if classes:
-            joint = count_pairs(new > 0, old > 0, [len(old)])
-            told[i] = Interval(*(float(v[0]) for v in newcombe_interval(joint)))
-        else:
-            told[i] = mean_interval(new - old)
+            limits = newcombe_interval(count_pairs(new > 0, old > 0, [len(old)]))
+            told[i] = Interval(*(float(limit[0]) for limit in limits))
     measured, average = ("", "") if split is None else (kind.name, "test"), None
-    if known := [d for d in told if d is not None]:
-        # of independent differences; squares of the distances to limits add up
-        estimate = sum(d.estimate for d in known) / len(known)
-        low = math.sqrt(sum((d.lower - d.estimate) ** 2 for d in known)) / len(known)
-        high = math.sqrt(sum((d.upper - d.estimate) ** 2 for d in known)) / len(known)
-        average = Interval(estimate, estimate - low, estimate + high)
+    if known := [d for d in told if d is not None]:  # independent differences
+        parts = [Interval(*(v / len(known) for v in (d.estimate, d.lower, d.upper))) for d in known]
+        average = combine_sources(sum(part.estimate for part in parts), parts)
     return Personalised(
         after, names, dict(choices), fitted_on, *measured, sizes, values[0], values[1],
         tuple(told), average,

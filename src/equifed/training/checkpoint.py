@@ -65,32 +65,28 @@ def load(
 
     ``check`` refuses an ``extra`` that does not fit; ``template`` is a state of the same algorithm.
     """
-    problems = []
-    for round in reversed(_rounds(folder)):
-        try:
-            found = _load_one(folder, round, template)
-            if check is not None:
-                check(found[2])
-            return found
-        except UNUSABLE as error:
-            problems.append(f"round {round}: {error}")
-    reason = "; ".join(problems) if problems else "there is none"
-    raise CheckpointError(f"No usable checkpoint in {folder} ({reason}); start the run again.")
-
-
-def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[str, Any]]:
     from safetensors.torch import load as load_tensors
 
-    run, name = files.StoredRun(folder), f"{round:08d}"
-    check_format(run.json(f"{name}.json"), folder.parent)
-    manifest, payload = run.sealed(f"{name}.json"), run.read(f"{name}.safetensors")
-    if files.digest(payload) != manifest["tensors"]:
-        raise CheckpointError(f"{run / name}.safetensors does not match its checksum")
-    tensors = load_tensors(payload)
-    state, kept = (unpack(manifest[name], tensors, template) for name in ("state", "kept"))
-    if type(state) is not type(template) or state.x.shape != template.x.shape:
-        raise CheckpointError("it belongs to another algorithm or model")
-    return int(manifest["round"]), state, {**manifest["extra"], "kept": kept}
+    problems = []
+    for number in reversed(_rounds(folder)):
+        try:
+            run, name = files.StoredRun(folder), f"{number:08d}"
+            check_format(run.json(f"{name}.json"), folder.parent)
+            manifest, payload = run.sealed(f"{name}.json"), run.read(f"{name}.safetensors")
+            if files.digest(payload) != manifest["tensors"]:
+                raise CheckpointError(f"{run / name}.safetensors does not match its checksum")
+            tensors = load_tensors(payload)
+            state, kept = (unpack(manifest[key], tensors, template) for key in ("state", "kept"))
+            if type(state) is not type(template) or state.x.shape != template.x.shape:
+                raise CheckpointError("it belongs to another algorithm or model")
+            extra = {**manifest["extra"], "kept": kept}
+            if check is not None:
+                check(extra)
+            return int(manifest["round"]), state, extra
+        except UNUSABLE as error:
+            problems.append(f"round {number}: {error}")
+    reason = "; ".join(problems) if problems else "there is none"
+    raise CheckpointError(f"No usable checkpoint in {folder} ({reason}); start the run again.")
 
 
 def _rounds(folder: Path) -> list[int]:

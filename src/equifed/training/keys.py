@@ -176,7 +176,11 @@ def sign_folder(folder: str | Path, key: str | Path) -> Path:
     if not (is_complete(run.path) or EXPORTED in run):
         raise RunFolderError(f"{run.path} has not ended; sign it then.")
     private = read_private(Path(key))
-    sums = {name: digest(run.read(name)) for name in _list_files(run.path)}
+    # All files but checkpoints, the lock and the signature
+    found = (path.relative_to(run.path) for path in run.path.rglob("*") if path.is_file())
+    names = sorted(path.as_posix() for path in found if path.parts[0] != CHECKPOINTS)
+    signed = [name for name in names if name not in (files.LOCK, SIGNATURE)]
+    sums = {name: digest(run.read(name)) for name in signed}
     told = {"sums": sums, "signature": sign(private, RUN_PURPOSE, _frame_sums(sums))}
     files.write_file(run / SIGNATURE, (json.dumps(told, indent=1) + "\n").encode())
     return run / SIGNATURE
@@ -219,11 +223,6 @@ def signed_by(keys: str | Path) -> Iterator[None]:
         CHECK.reset(token)
 
 
-def sign_sums(sums: bytes, key: str | Path) -> bytes:
-    """Return the signature of an evidence pack's list of checksums."""
-    return (sign(read_private(Path(key)), PACK_PURPOSE, sums) + "\n").encode()
-
-
 def check_pack(path: str | Path, keys: str | Path) -> str:
     """Return who signed an evidence pack; refuse one that is damaged, or that none of them did."""
     known, where = read_key_file(Path(keys)), Path(path)
@@ -245,13 +244,6 @@ def check_pack(path: str | Path, keys: str | Path) -> str:
             if file not in sums or file not in names or digest(pack.read(file)) != sums[file]:
                 raise Damaged(f"{file} in {where} is not what {name} signed.")
     return name
-
-
-def _list_files(folder: Path) -> list[str]:
-    """Return the files that are signed: all but checkpoints, the lock and the signature."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    left = (files.LOCK, SIGNATURE)
-    return sorted(p.as_posix() for p in found if p.parts[0] != CHECKPOINTS and str(p) not in left)
 
 
 def _frame_sums(sums: Mapping[str, str]) -> bytes:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector, Weights
@@ -203,7 +202,10 @@ class _Training:
         due = r % self.every == 0
         if due:
             self._evaluate(r, state, info.weights)
-        reason = self._reason_to_stop()
+        reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
+        group = self.clients.group()
+        if self.stop and group is not None:  # clocks differ: all stop when the first one does
+            reason = group.from_first(reason or "") or None
         last = reason is not None or r == self.rounds
         if last and not due:
             self._evaluate(r, state, info.weights)
@@ -244,13 +246,6 @@ class _Training:
         kept = events.tell_touches(self.kept, self.history, r, info, self._event)
         self.kept = self.giver.after_round(kept, record, state.x, played.state.x, info, played.lost)
         return played.state, info
-
-    def _reason_to_stop(self) -> str | None:
-        reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
-        group = self.clients.group()
-        if self.stop and group is not None:  # clocks differ: all stop when the first one does
-            reason = group.from_first(reason or "") or None
-        return reason
 
     def _evaluate(self, r: int, state: Any, weights: Weights | None) -> None:
         """Measure what the algorithm would give out after round r, which may be worth keeping."""
@@ -349,13 +344,13 @@ class _Training:
             events.describe_samples(clients, self.history, self.metrics, final.x)
         scales = self.clients.feature_scales()
         known = None if isinstance(scales, str) else scales
+
+        def compare() -> events.Pair:
+            both = (self.clients.evaluate(x, ("train",))[0] for x in (self.start, final.x))
+            before, after = (found.metrics["loss"] for found in both)
+            return before, after
+
         # Where samples are not here, another evaluation would cost an exchange.
         here = known is not None and final.own is None
-        measure = partial(self._compare_losses, final.x) if here else None
-        for sentence in events.find_warnings(self.history, known, measure):
+        for sentence in events.find_warnings(self.history, known, compare if here else None):
             self._event("warning", last, sentence)
-
-    def _compare_losses(self, x: Vector) -> events.Pair:
-        """Return the clients' training losses with the first model and with x."""
-        before, after = (self.clients.evaluate(y, ("train",))[0] for y in (self.start, x))
-        return before.metrics["loss"], after.metrics["loss"]

@@ -190,14 +190,13 @@ class Witness(ClientsView):
             gradient = answer.confirm_sum(proof)
             if gradient is not None and np.array_equal(answer.losses, proof.losses):
                 bound = proof.bound
-                if bound is not None and not self._confirms(bound, answer):
+                if bound is not None and not (
+                    any(bound.summed is found for found in self.curvatures)
+                    and answer.confirm_sum(bound) is not None
+                ):
                     bound = None
                 return replace(proof, gradient=gradient, bound=bound)
         return None
-
-    def _confirms(self, bound: Bound, answer: Answer) -> bool:
-        seen = any(bound.summed is found for found in self.curvatures)
-        return seen and answer.confirm_sum(bound) is not None
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
