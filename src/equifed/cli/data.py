@@ -13,12 +13,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equifed.cli import terminal
-from equifed.cli.terminal import Count, File, Json, Text, argument, open_console, option, print_json
+from equifed.cli.terminal import (
+    Count,
+    File,
+    Json,
+    Lazy,
+    Text,
+    argument,
+    arrays,
+    catalogue,
+    open_console,
+    option,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
     from equifed.privacy.ledger import Entry as Paid
     from equifed.runs.schema import Setting
+
+budget, plans = Lazy("equifed.privacy.budget"), Lazy("equifed.privacy.plan")
+columns_of, describing = Lazy("equifed.data.columns"), Lazy("equifed.data.describe")
+configs, schemas = Lazy("equifed.runs.config"), Lazy("equifed.runs.schema")
+first_look, registry = Lazy("equifed.runs.init"), Lazy("equifed.datasets.registry")
 
 DATA = terminal.complete_names("data")
 NAMED = 5  # ledgers that are printed in full; the others are like them, or --json has them
@@ -34,22 +51,18 @@ def show_data(
 ) -> None:
     """Show who has how many samples of what; of a table, also gaps and scales."""
     from equifed.runs.build import load_data
-    from equifed.runs.config import ConfigError, RunConfig, read_data
 
     given = settings or []
     if wrong := [text for text in given if not text.startswith("data.")]:
-        raise ConfigError([f"--set {text}: only data.KEY is used here" for text in wrong])
+        raise configs.ConfigError([f"--set {text}: only data.KEY is used here" for text in wrong])
     toml = name.endswith(".toml")
-    data = RunConfig.read(name, given).data if toml else read_data(name, given)
+    data = configs.RunConfig.read(name, given).data if toml else configs.read_data(name, given)
     tables, document = describe_data(data, load_data(data))
     terminal.tell(document, (f"{table}\n" for table in tables), json, False)
 
 
 def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:
     """Return what there is to know about a federation, as tables and as a document."""
-    from equifed.data.columns import read_columns
-    from equifed.data.describe import describe_columns, tabulate_columns, tabulate_shares
-
     sizes, prepared = federation.table(), federation.preparation
     counts = {
         client: dict(zip(sizes.header[1:], map(int, row), strict=True))
@@ -61,13 +74,14 @@ def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[An
     if federation.classes is not None and federation.classes <= 12:
         held = federation.train.class_counts(federation.classes)
         names = federation.names, held, federation.class_names
-        table, document["shares"] = tabulate_shares(federation.name, *names)
+        table, document["shares"] = describing.tabulate_shares(federation.name, *names)
         tables.append(table)
     if prepared is not None and data["name"] == "table":
         features = [column.name for column in prepared.columns]
         features += [prepared.target.name] if federation.classes is None else []
-        found = describe_columns(read_columns(data["path"]), data["client"], features)
-        tables += [*tabulate_columns(federation.name, found), prepared.describe()]
+        table = columns_of.read_columns(data["path"])
+        found = describing.describe_columns(table, data["client"], features)
+        tables += [*describing.tabulate_columns(federation.name, found), prepared.describe()]
         document |= {"columns": found, "preparation": prepared.to_json()}
     return tables, document
 
@@ -77,10 +91,8 @@ def fetch_data(
     name: Annotated[str, argument("Data set; see: equifed list data.", autocompletion=DATA)],
 ) -> None:
     """Get the files of a data set from its publisher, checked by their SHA-256."""
-    from equifed.datasets.registry import DATASETS, fetch
-
-    paths = fetch(name)
-    if DATASETS[name].embedded:
+    paths = registry.fetch(name)
+    if registry.DATASETS[name].embedded:
         typer.echo(f"{name} is part of the package.")
     for path in paths:
         typer.echo(path)
@@ -91,12 +103,10 @@ def fetch_data(
 
 def _complete(context: typer.Context, incomplete: str) -> list[str]:
     """Return sections, or the names of the section that is given."""
-    from equifed.runs.catalogue import SECTIONS
-
-    section = context.params.get("section")
-    if section not in (None, *SECTIONS):
+    sections, given = catalogue.SECTIONS, context.params.get("section")
+    if given not in (None, *sections):
         return []
-    known = SECTIONS if section is None else SECTIONS[section].entries()
+    known = sections if given is None else sections[given].entries()
     return [name for name in known if name.startswith(incomplete)]
 
 
@@ -112,17 +122,16 @@ def list_names(
     """List algorithms, objectives, schedules, data sets, models, losses, engines; or settings."""
     from rich.table import Table
 
-    from equifed.runs.catalogue import SECTIONS, unknown
-
-    if section is not None and section not in SECTIONS:
-        raise ValueError(unknown("section", section, SECTIONS))
+    sections = catalogue.SECTIONS
+    if section is not None and section not in sections:
+        raise ValueError(catalogue.unknown("section", section, sections))
     if section is not None and name is not None:
-        entry, rows = SECTIONS[section][name], list_settings(section, name)
+        entry, rows = sections[section][name], list_settings(section, name)
         about = {"section": section, "name": name, "summary": entry.summary, "paper": entry.paper}
         lines = [f"{name}: {entry.describe()}", *_write_settings(rows)]
         terminal.tell({**about, "settings": rows}, lines, json, False)
         return
-    found = {name: SECTIONS[name].entries() for name in ([section] if section else SECTIONS)}
+    found = {name: sections[name].entries() for name in ([section] if section else sections)}
     if json:
         print_json({
             section: {name: {"summary": e.summary, "paper": e.paper} for name, e in held.items()}
@@ -138,10 +147,8 @@ def list_names(
 
 def _write_settings(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines about some settings."""
-    from equifed.runs.init import write_toml
-
     for row in rows:
-        value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
+        value = "" if row["default"] is None else f" = {first_look.write_toml(row['default'])}"
         need = "required; " if row["required"] else ""
         yield f"  {row['setting']}{value}  ({need}{row['type']})"
         if row["meaning"]:
@@ -150,21 +157,16 @@ def _write_settings(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def schema(app: Annotated[bool, option("Of an app's equifed.toml.", "--app")] = False) -> None:
     """Print the JSON schema of configuration files, for editors that complete and check TOML."""
-    from equifed.runs.init import make_schema
-
-    print_json(make_schema(app))
+    print_json(first_look.make_schema(app))
 
 
 def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     """Return the settings of a name as a configuration has them: key, type, default, meaning."""
-    from equifed.runs.catalogue import SECTIONS
-    from equifed.runs.config import CHOSEN
-    from equifed.runs.schema import open_step, settings
-
-    constructor = SECTIONS[section][name].load()
-    wanted = settings(constructor, SECTIONS[section].given)
-    shared = dict(CHOSEN.values()).get(section)
-    filled = open_step({"name": name}, wanted) if section == "algorithms" else {}
+    kind, settings = catalogue.SECTIONS[section], schemas.settings
+    constructor = kind[name].load()
+    wanted = settings(constructor, kind.given)
+    shared = dict(configs.CHOSEN.values()).get(section)
+    filled = schemas.open_step({"name": name}, wanted) if section == "algorithms" else {}
     rows = list(walk_settings(wanted, constructor, filled))
     if shared is None:
         return rows
@@ -176,14 +178,12 @@ def walk_settings(
     wanted: dict[str, Setting], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
 ) -> Iterator[dict[str, Any]]:
     """Go through settings and those inside them; ``filled`` has defaults that come from outside."""
-    from equifed.runs.schema import settings
-
     meanings = read_meanings(owner)
     for key, setting in wanted.items():
         default, record = filled.get(key, setting.default), setting.record
         if record is not None and (setting.required or default is not None):
             inner = {**(setting.default or {}), **(default or {})}
-            yield from walk_settings(settings(record), record, inner, f"{path}{key}.")
+            yield from walk_settings(schemas.settings(record), record, inner, f"{path}{key}.")
             continue
         yield {
             "setting": path + key,
@@ -200,9 +200,7 @@ def _write_type(setting: Setting) -> str:
         return f"see: equifed list {setting.section}"
     if setting.record is not None:
         return f"table of {getattr(setting.record, '__name__', 'settings')}"
-    from equifed.runs.schema import alternatives
-
-    parts = [part for part in alternatives(setting.annotation) if part is not type(None)]
+    parts = [part for part in schemas.alternatives(setting.annotation) if part is not type(None)]
     text = " | ".join(map(inspect.formatannotation, parts))
     text = re.sub(r"\b(?:typing|pathlib|collections\.abc)\.", "", text)
     return re.sub(r"Literal\[(.*?)\]+", lambda found: found[1].replace(", ", " or "), text)
@@ -251,9 +249,7 @@ def privacy(
     The budget is what to publish, not what happened to be spent. A plan is for a linear model with
     a logistic loss; noise is the standard deviation on every number of an answer.
     """
-    from equifed.privacy.budget import MECHANISMS, Bounds
     from equifed.privacy.fedavg import PrivateFedAvg
-    from equifed.privacy.plan import plan_answers
 
     if plan == (path is not None):
         raise ValueError("Give the folder of a run or a ledger file, or --plan; one of the two.")
@@ -268,8 +264,8 @@ def privacy(
             private = PrivateFedAvg(epsilon, r, clip, participation=participation, delta=delta)
             found.append((clients, r, [private.price(clients, r)]))
             continue
-        sites, bounds = _read_numbers(rows, "rows"), Bounds(epsilon, length, loss, r, delta)
-        answers = plan_answers(
+        sites, bounds = _read_numbers(rows, "rows"), budget.Bounds(epsilon, length, loss, r, delta)
+        answers = plans.plan_answers(
             bounds, algorithm, sites, steps=steps, batch_size=batch_size, fair=not average
         )
         found += [(m, r, entries) for m, entries in zip(sites, answers, strict=True)]
@@ -280,7 +276,9 @@ def privacy(
     records = []
     for m, r, entries in found:
         told = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
-        cells = {MECHANISMS[e.kind].words: f"{e.sigma:.3g} ({told[e.kind]})" for e in entries}
+        cells = {
+            budget.MECHANISMS[e.kind].words: f"{e.sigma:.3g} ({told[e.kind]})" for e in entries
+        }
         records.append({"rounds": r, whose: f"{m:,}", **cells})
     every = {key: "" for record in records for key in record}
     title = f"epsilon {epsilon:g} at delta {delta:g}: noise (deviation)"
@@ -299,11 +297,7 @@ def _read_numbers(text: str, what: str) -> list[int]:
 
 
 def _show_ledgers(path: Path, json: bool) -> None:
-    from equifed.contract.arrays import show_text
-    from equifed.privacy.budget import MECHANISMS
-    from equifed.privacy.plan import list_entries, read_ledgers
-
-    ledgers = read_ledgers(path)
+    ledgers, list_entries = plans.read_ledgers(path), plans.list_entries
     if json:
         told = [
             one.to_dict() | {"spent": one.spent, "entries": list_entries(one)} for one in ledgers
@@ -313,12 +307,12 @@ def _show_ledgers(path: Path, json: bool) -> None:
     names = {"sensitivity": "sensitivity", "sigma": "noise", "q": "of the rows", "alone": "alone"}
     for ledger in ledgers[:NAMED]:
         title = (
-            f"{show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
+            f"{arrays.show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
             f"{ledger.delta:g} for every {ledger.unit}; spent so far {ledger.spent:.3g}"
         )
         records = []
         for entry in list_entries(ledger):
-            known, share = MECHANISMS.get(entry["kind"]), entry["share"]
+            known, share = budget.MECHANISMS.get(entry["kind"]), entry["share"]
             what = entry["kind"] if known is None else known.words
             record = {"answer": what, "times": entry["steps"]}
             record |= {label: f"{entry[key]:.3g}" for key, label in names.items()}

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from equifed.cli import terminal
-from equifed.cli.terminal import Count, Json, Number, Overwrite, Quiet, Texts, argument, option
+from equifed.cli.terminal import (
+    Count,
+    Json,
+    Lazy,
+    Number,
+    Overwrite,
+    Quiet,
+    Texts,
+    argument,
+    files,
+    option,
+    reports,
+    shown,
+    training,
+)
 
-if TYPE_CHECKING:
-    from equifed.report import Report
-    from equifed.runs.config import RunConfig
+comparison, runs = Lazy("equifed.runs.comparison"), Lazy("equifed.runs.run")
+configs = Lazy("equifed.runs.config")
 
 
 def report(
@@ -27,21 +40,18 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
-    from equifed.report import build, read_methods, write_report
-    from equifed.training import RunFolderError, StoredRun, TrainingError, is_complete
-    from equifed.training.files import is_worked_on
 
-    def write(refresh: float | None = None) -> Report:
-        made = build(read_methods(folders), baseline=baseline)
-        write_report(made, page, per_client=per_client, refresh=refresh)
+    def write(refresh: float | None = None) -> Any:
+        made = reports.build(reports.read_methods(folders), baseline=baseline)
+        reports.write_report(made, page, per_client=per_client, refresh=refresh)
         return made
 
     def continues(run: Path) -> bool:
         # that of a federation has no lock: it continues until its end
-        if not (run / "rounds.csv").exists():
-            raise RunFolderError(f"--watch is for folders of single runs; {run} has no rounds.csv.")
-        federated = "flower.json" in StoredRun(run)
-        return not is_complete(run) and (is_worked_on(run) or federated)
+        single = (run / "rounds.csv").exists()
+        files.refuse_folder((not single, f"{run} has no rounds.csv; --watch is for single runs."))
+        federated = "flower.json" in training.StoredRun(run)
+        return not training.is_complete(run) and (files.is_worked_on(run) or federated)
 
     told = 0
     while watch and any(map(continues, folders)):
@@ -55,8 +65,10 @@ def report(
     if not quiet:
         typer.echo(f"report: {page}")
     for folder in folders if watch else ():
-        if not is_complete(folder):
-            raise TrainingError(f"The run in {folder} was interrupted: equifed resume {folder}")
+        if not training.is_complete(folder):
+            raise training.TrainingError(
+                f"The run in {folder} was interrupted: equifed resume {folder}"
+            )
 
 
 @terminal.resumable("the same command")
@@ -74,30 +86,26 @@ def compare(
     json: Json = False,
 ) -> None:
     """Run methods on the same data and seeds; only what is missing in the folder is run."""
-    from equifed.report import describe_warnings, read_plan, write_headline
-    from equifed.runs.comparison import compare_configs, read_variants, tabulate_comparison
-    from equifed.training import StoredRun, TrainingError
-    from equifed.training.show import print_line
-
-    made = compare_configs(
-        read_variants(configs, settings or [], over or []), out, seeds=seeds, jobs=jobs,
-        overwrite=overwrite, baseline=baseline, target=target, console=terminal.open_console(quiet),
+    variants = comparison.read_variants(configs, settings or [], over or [])
+    made = comparison.compare_configs(
+        variants, out, seeds=seeds, jobs=jobs, overwrite=overwrite, baseline=baseline,
+        target=target, console=terminal.open_console(quiet),
     )  # fmt: skip
     if json:
-        plan = read_plan(StoredRun(out))
+        plan = reports.read_plan(training.StoredRun(out))
         terminal.print_json({"folder": str(out), **plan, "problems": [*made.problems]})
     console = terminal.open_console(quiet or json, stdout=True)
     if made.scale is not None:
         for differences in (False, True) if len(made.methods) > 1 else (False,):
-            table = tabulate_comparison(made, differences)
+            table = comparison.tabulate_comparison(made, differences)
             console.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
         for key in ("result", "advice"):
-            print_line(console, write_headline(made)[key])
-    for sentence in describe_warnings(made.methods):
-        print_line(console, f"warning: {sentence}", "yellow")
-    print_line(console, f"report: {out / 'report.html'}")
+            shown.print_line(console, reports.write_headline(made)[key])
+    for sentence in reports.describe_warnings(made.methods):
+        shown.print_line(console, f"warning: {sentence}", "yellow")
+    shown.print_line(console, f"report: {out / 'report.html'}")
     if made.problems:
-        raise TrainingError("\n".join(["Some runs failed:", *made.problems]))
+        raise training.TrainingError("\n".join(["Some runs failed:", *made.problems]))
 
 
 # -- demo ---------------------------------------------------------------------------------------
@@ -116,12 +124,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def configure(method: str, rounds: int | None = None) -> RunConfig:
+def configure(method: str, rounds: int | None = None) -> Any:
     """Return the demo's run of one method; of FairNewton's few rounds each is evaluated."""
-    from equifed.runs.config import RunConfig
-
     every = 1 if method == "fair-newton" else 10
-    return RunConfig.from_dict({
+    return configs.RunConfig.from_dict({
         "rounds": rounds or ROUNDS, "threads": 1, "data": {"name": "fashion-three"},
         "model": {"name": "logistic", "l2": 1e-3}, "algorithm": METHODS[method],
         "evaluate": {"every": every, "splits": ["train", "test"]},
@@ -137,23 +143,18 @@ def demo(
     json: Json = False,
 ) -> None:
     """Train FedAvg, SCAFFOLD, SCAFF-PD and FairNewton on three clients with real images."""
-    from equifed.report import build, read_methods, write_headline, write_report
-    from equifed.runs import run as runs
-    from equifed.training.show import print_line, tabulate_clients
-    from equifed.training.trackers import ProgressBar
-
     for method in METHODS:
         runs.refuse_existing(out / method, overwrite)
     found = {}
     for method in METHODS:
         with (
             terminal.resumable(f"equifed demo --out {out} --overwrite"),
-            ProgressBar(terminal.open_console(quiet), method) as bar,
+            training.trackers.ProgressBar(terminal.open_console(quiet), method) as bar,
         ):
             config = configure(method, rounds)
             found[method] = runs.run(config, out / method, overwrite=overwrite, callbacks=[bar])
-    made = build(read_methods(out / method for method in METHODS))
-    page = write_report(made, out / "report.html")
+    made = reports.build(reports.read_methods(out / method for method in METHODS))
+    page = reports.write_report(made, out / "report.html")
     if json:
         served = {name: history.per_client("accuracy", "test") for name, history in found.items()}
         terminal.print_json({"methods": {
@@ -163,9 +164,9 @@ def demo(
         }})  # fmt: skip
         return
     console = terminal.open_console(quiet, stdout=True)
-    console.print(tabulate_clients(found))
+    console.print(shown.tabulate_clients(found))
     for key in ("result", "advice"):
-        print_line(console, write_headline(made)[key])
+        shown.print_line(console, reports.write_headline(made)[key])
     if proved := found["fair-newton"].describe_certificate():
-        print_line(console, f"fair-newton: {proved}.")
-    print_line(console, f"report: {page}")
+        shown.print_line(console, f"fair-newton: {proved}.")
+    shown.print_line(console, f"report: {page}")

@@ -22,8 +22,7 @@ from equifed.objectives import Average, ChiSquare
 from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
 from equifed.runs.build import has_rare_class
 from equifed.runs.linear_paths import LinearPaths, measure
-from equifed.training import History, RunFolderError, StopWhen, train
-from equifed.training.files import as_plain, read_sealed, seal, write_file
+from equifed.training import History, RunFolderError, StopWhen, files, train
 
 L2 = (1e-4, 1e-3, 1e-2, 1e-1)  # penalties that every candidate is tried with
 RHOS = (3.0, 1.0, 0.3, 0.1, 0.03)
@@ -373,14 +372,14 @@ class Trials:
             return compute()
         path = self.folder / (name.replace(" ", "-").replace(",", "") + ".json")
         if path.exists():
-            held = read_sealed(path)
+            held = files.read_sealed(path)
             refuse_other(held, self.made, self.folder)
             return [Score(**{k: np.array(v, dtype=np.float64) for k, v in one.items()})
                     for one in held["scores"]]  # fmt: skip
         scores = compute()
         told = [{"loss": loss.tolist(), "metric": metric.tolist()} for loss, metric in scores]
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, seal({"made": self.made, "scores": as_plain(told)}))
+        files.write_file(path, files.seal({"made": self.made, "scores": files.as_plain(told)}))
         return scores
 
 

@@ -25,10 +25,9 @@ from equifed.privacy.clients import Privacy
 from equifed.runs import schema
 from equifed.runs.catalogue import unknown
 from equifed.runs.schema import Checker, ConfigError, Table, settings
-from equifed.training.files import StoredRun
+from equifed.training import StoredRun, tables
 from equifed.training.final_model import GiveOut, SplitName, StopWhen
 from equifed.training.play_round import MissingPolicy
-from equifed.training.tables import CONFIG
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 
@@ -195,7 +194,7 @@ class RunConfig(Plain):
     @classmethod
     def of_run(cls, run: StoredRun) -> Self:
         """Return the configuration of a run folder, perhaps of an earlier version."""
-        return cls.from_dict(in_words_of_today(run.toml(CONFIG)), base=run.path)
+        return cls.from_dict(in_words_of_today(run.toml(tables.CONFIG)), base=run.path)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:

@@ -26,10 +26,8 @@ from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose, hold_out
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.private_fit import fit_privately
 from equifed.runs.schema import AUTO, ConfigError, settings
-from equifed.training.files import refuse_links, seal, write_file
-from equifed.training.folder import is_complete, refuse_existing
-from equifed.training.history import History
-from equifed.training.tables import SPLIT
+from equifed.training import History, files, is_complete, tables
+from equifed.training.folder import refuse_existing
 
 CHOICE, REPORT = "choice.json", "report.html"
 # Written where nothing was said of local work: its step size is measured
@@ -100,7 +98,7 @@ class Served:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder with the model, which ``equifed predict`` takes, and the choice."""
         folder = self.history.save(path, overwrite=overwrite)
-        write_file(folder / CHOICE, seal(self.to_dict()))
+        files.write_file(folder / CHOICE, files.seal(self.to_dict()))
         return folder
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,12 +191,12 @@ def fit(
         cuts = outcome.choose_thresholds(hold_out(bent, seed, random)[0], choice.point)
         finish = partial(outcome.finish, federation, choice, cuts)
     if folder is not None:  # no test row is read before
-        write_file(folder / CHOICE, seal(choice.to_dict()))
+        files.write_file(folder / CHOICE, files.seal(choice.to_dict()))
     served = Served(choice, *finish(), seed)
     if folder is not None:
         served.save(folder, overwrite=True)
         if federation.divided is not None and privacy is None:
-            write_file(folder / SPLIT, federation.divided.encode())
+            files.write_file(folder / tables.SPLIT, federation.divided.encode())
         served.report(folder / REPORT)
     return served
 
@@ -245,7 +243,7 @@ def read_data(
 
 def _open(folder: Path, overwrite: bool) -> None:
     """Make the folder, or refuse one that holds something else."""
-    refuse_links(folder)  # what was tried, and is read again, may come from somebody else
+    files.refuse_links(folder)  # what was tried, and is read again, may come from somebody else
     ended = not (folder / CHOICE).exists() or is_complete(folder)  # else killed while saving
     refuse_existing(folder, overwrite or not ended)
     if overwrite:

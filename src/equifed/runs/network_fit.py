@@ -30,8 +30,7 @@ from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import TRIED, Choice, Point, Score
 from equifed.runs.load import measure_again
 from equifed.runs.outcome import Found, conclude
-from equifed.training import History, RunFolder, train
-from equifed.training.files import digest, read_sealed, seal, write_file
+from equifed.training import History, RunFolder, files, train
 from equifed.training.units import settle_work
 
 FAIR = (1.0, 0.1)  # strengths rho of chi-square; every one is a whole training
@@ -118,7 +117,7 @@ def _prepare(
     """Return clients and their work, those of an interrupted fit where there was one."""
     held = None
     if tried is not None and (tried / MADE).exists():
-        held = read_sealed(tried / MADE)
+        held = files.read_sealed(tried / MADE)
     clients = simulate(data, model, engine="auto" if held is None else held["made"]["engine"])
     x = clients.initial(Stream(seed).at("initial"))  # where training starts
     if local is None:
@@ -126,15 +125,15 @@ def _prepare(
         local = settle_work(plain, clients, x, stream)[0].local
     made = {
         "data": data.checksum(), "seed": seed, "rounds": rounds, "local": repr(local),
-        "tried": FAIR, "model": clients.origin()["model"], "start": digest(to_array(x).tobytes()),
-        "engine": clients.engine,
+        "tried": FAIR, "model": clients.origin()["model"], "engine": clients.engine,
+        "start": files.digest(to_array(x).tobytes()),
     }  # fmt: skip
     if tried is not None and held is not None:
         candidates.refuse_other(held, made, tried)
     elif tried is not None:
         shutil.rmtree(tried, ignore_errors=True)
         tried.mkdir(parents=True, exist_ok=True)
-        write_file(tried / MADE, seal({"made": made}))
+        files.write_file(tried / MADE, files.seal({"made": made}))
     return clients, local
 
 

@@ -28,9 +28,7 @@ from equifed.models.own_part import check_fit, choose_own, read_last_layer, spli
 from equifed.models.predictor import Predictor
 from equifed.runs.alone import in_units, measure_each
 from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data, open_evaluator
-from equifed.training import History, open_run_folder
-from equifed.training.files import as_plain, digest, seal, write_file
-from equifed.training.tables import MODEL
+from equifed.training import History, files, open_run_folder, tables
 
 TEMPERATURES = (1.0, 2.0, 4.0)  # outputs, too sure of themselves, are divided by this in the fit
 PENALTIES = (0.1, 1.0, 10.0, 100.0)  # (penalty / 2) |v - shared|^2 beside the sum of the losses
@@ -95,15 +93,15 @@ class Personalised:
         told = None if self.average is None else _limits(self.average)
         plain = {"own": self.names, "chosen": chosen, "metric": self.metric, "split": self.split,
                  "average_change": told, "clients": self.rows()}  # fmt: skip
-        return as_plain(plain)  # type: ignore[no-any-return]
+        return files.as_plain(plain)  # type: ignore[no-any-return]
 
     def save(self, folder: str | Path) -> Path:
         """Write it beside the model of a run, for ``equifed predict --personalised``."""
         run = open_run_folder(folder, data_only=True)
         parts = save({name: part.contiguous() for name, part in self.predictor.own.items()})
-        held = {"parts": digest(parts), "model": digest(run.read(MODEL))}
-        write_file(run / PERSONAL_PARTS, parts)
-        write_file(run / PERSONALISED, seal({**self.to_dict(), **held}))
+        held = {"parts": files.digest(parts), "model": files.digest(run.read(tables.MODEL))}
+        files.write_file(run / PERSONAL_PARTS, parts)
+        files.write_file(run / PERSONALISED, files.seal({**self.to_dict(), **held}))
         return run / PERSONALISED
 
 
