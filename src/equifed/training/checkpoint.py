@@ -12,7 +12,6 @@ import functools
 import importlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -161,9 +160,7 @@ def _class_at(address: str, known: dict[str, type]) -> type:
         return known[address]
     module, _, name = address.partition(":")
     found: Any = None
-    if module in {cls.__module__ for cls in known.values()}:
-        found = sys.modules[module]
-    elif module.startswith("equifed."):
+    if module.startswith("equifed.") or module in {cls.__module__ for cls in known.values()}:
         with contextlib.suppress(ImportError):
             found = importlib.import_module(module)
     found = functools.reduce(lambda part, word: getattr(part, word, None), name.split("."), found)

@@ -106,26 +106,21 @@ class RunFolder:
     def finish(self, history: Any) -> None:
         """Write the rest of a history, the checksums and then the summary: the run is complete."""
         if self.writes:
-            self._check_written()
+            run = self.open()
+            for name in self._lengths:  # refuse tables that are not what was written into them
+                if name not in run or files.digest(run.read(name)) != self._sums[name].hexdigest():
+                    raise files.changed(run / name, "is not what this run wrote")
         if self.writes and not self.more:
-            for field, name in tables.PARTS.items():
-                if part := getattr(history, field):
+            for key, name in tables.PARTS.items():
+                if part := getattr(history, key):
                     content = tables.pack_part(name, part, self.names)
                     files.write_file(self.path / name, content)
             content = (json.dumps(history.summary(), indent=2) + "\n").encode()
-            run = self.open()
             sums = {name: files.digest(run.read(name)) for name in tables.FILES if name in run}
             sums[tables.SUMMARY] = files.digest(content)
             files.write_file(self.path / tables.CHECKSUMS, files.seal(sums))
             files.write_file(self.path / tables.SUMMARY, content)
         self.wait()
-
-    def _check_written(self) -> None:
-        """Refuse tables that are not, byte for byte, what was written into them."""
-        run = self.open()
-        for name in self._lengths:
-            if name not in run or files.digest(run.read(name)) != self._sums[name].hexdigest():
-                raise files.changed(run / name, "is not what this run wrote")
 
     def due(self, seconds: float) -> bool:
         """Tell whether the last checkpoint is at least that old, by the first process's clock."""

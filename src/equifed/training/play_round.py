@@ -86,22 +86,15 @@ class Answer:
     sums: list[tuple[Weights, Vector]] = field(default_factory=list)
 
     def confirm_sum(self, told: Proof | Bound) -> Vector | None:
-        """Return the clients' gradient by the weights told; None if it is another one."""
-        found = self.find_sum(told.weights)
-        if found is None:
-            return None
-        rounding = 1e-5 if found.dtype.itemsize < 8 else 1e-12
-        same = float((found - told.gradient).norm()) <= rounding * float(found.norm())
-        return found if same else None
-
-    def find_sum(self, weights: Weights) -> Vector | None:
-        """Return the sum by these weights, if it or a multiple of it was asked for."""
-        exact_first = sorted(self.sums, key=lambda pair: not np.array_equal(pair[0], weights))
+        """Return the clients' gradient by the weights told, or a multiple; None: another one."""
+        exact_first = sorted(self.sums, key=lambda pair: not np.array_equal(pair[0], told.weights))
         for asked, total in exact_first:
-            size = float(asked @ asked)
-            scale = float(weights @ asked) / size if size > 0 else 0.0
-            if np.allclose(scale * asked, weights, rtol=1e-12, atol=1e-14 * np.abs(weights).max()):
-                return scale * total
+            size, least = float(asked @ asked), 1e-14 * np.abs(told.weights).max()
+            scale = float(told.weights @ asked) / size if size > 0 else 0.0
+            if np.allclose(scale * asked, told.weights, rtol=1e-12, atol=least):
+                found, rounding = scale * total, 1e-5 if total.dtype.itemsize < 8 else 1e-12
+                same = float((found - told.gradient).norm()) <= rounding * float(found.norm())
+                return found if same else None
         return None
 
 
