@@ -20,7 +20,7 @@ from equifed.algorithms.guard import guard_algorithm
 from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import OwnL2, OwnSteps
-from equifed.data.split import Holdout
+from equifed.data.split import Holdout, refuse_any
 from equifed.privacy.clients import Privacy
 from equifed.runs import schema
 from equifed.runs.catalogue import unknown
@@ -122,12 +122,15 @@ class Plain:
     with_alone: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise ValueError(f"threads must lie in 1..{MOST_THREADS}, got {self.threads}.")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
+        threads = 1 if self.threads is None else self.threads
+        refuse_any(
+            (self.rounds < 1, f"rounds must be at least 1, got {self.rounds}."),
+            (
+                not 1 <= threads <= MOST_THREADS,
+                f"threads must lie in 1..{MOST_THREADS}, got {self.threads}.",
+            ),
+            (not 0 <= self.seed < 2**63, f"seed must lie in 0..2^63 - 1, got {self.seed}."),
+        )
 
 
 # Tables with a name: their section of the catalogue, and the settings that all of it share

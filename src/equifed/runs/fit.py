@@ -25,7 +25,7 @@ from equifed.runs.build import build_module, load_data
 from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose, hold_out
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.private_fit import fit_privately
-from equifed.runs.schema import AUTO, ConfigError, settings
+from equifed.runs.schema import AUTO, refuse_settings, settings
 from equifed.training import History, files, is_complete, tables
 from equifed.training.folder import refuse_existing
 
@@ -258,10 +258,12 @@ def fit_config(config: RunConfig, out: Path, **more: Any) -> Served:
     folder with them, for ``equifed predict``.
     """
     shared, usual = settings(ModelSettings), vars(ModelSettings())
-    if odd := [key for key in shared if config.model.get(key, usual[key]) != usual[key]]:
-        raise ConfigError([f"model.{odd[0]}: fit tries penalties and own parts; leave this out"])
-    if config.privacy is not None:
-        raise ConfigError(["privacy: fit takes it from --epsilon and the bounds, for a table"])
+    odd = [key for key in shared if config.model.get(key, usual[key]) != usual[key]]
+    private = config.privacy is not None
+    refuse_settings(
+        (odd, f"model.{', '.join(odd)}: fit tries penalties and own parts; leave this out"),
+        (private, "privacy: fit takes it from --epsilon and the bounds, for a table"),
+    )
     data = load_data(config.data)
     outputs = outputs_for(data, resolve_loss(AUTO, data.classes))
     module = build_module(config, data.input_shape, outputs)
@@ -269,9 +271,8 @@ def fit_config(config: RunConfig, out: Path, **more: Any) -> Served:
         return fit(data, seed=config.seed, out=out, **more)
     local, told = None, config.algorithm.get("local")
     if told not in (None, WORK):
-        if told["lr"] == AUTO:
-            why = "fit measures it for its usual work; give a number"
-            raise ConfigError([f"algorithm.local.lr: {why}"])
+        why = "fit measures it for its usual work; give a number"
+        refuse_settings((told["lr"] == AUTO, f"algorithm.local.lr: {why}"))
         algorithm: Any = build_algorithm(config.algorithm, data.train.sizes.tolist())
         local = algorithm.local
     given: dict[str, Any] = {"rounds": config.rounds, "local": local, **more}

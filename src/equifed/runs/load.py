@@ -21,6 +21,7 @@ from equifed.data import DataError, DataWarning, Federation
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.fields import Layout
 from equifed.data.preparation import CategoryColumn, Preparation, Target, digest_json
+from equifed.data.split import refuse_any
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
 from equifed.metrics.metric import as_metrics, find_metric
@@ -131,13 +132,15 @@ def load_with_data(
         data = load_data(RunConfig.of_run(StoredRun(folder)).data)
     known = history.provenance.get("data")
     wanted = known.get("sha256") if isinstance(known, Mapping) else None
-    if wanted is not None and wanted != data.checksum():
-        raise ValueError("These data differ from those the run was trained on; pass the same data.")
-    if predictor.clients != data.names:
-        raise ValueError(
-            f"The run's clients are {', '.join(predictor.clients[:5])}, the data's "
-            f"{', '.join(data.names[:5])}; give the data that it was trained on."
-        )
+    other = wanted is not None and wanted != data.checksum()
+    told, mine = (", ".join(names[:5]) for names in (predictor.clients, data.names))
+    refuse_any(
+        (other, "These data differ from those the run was trained on; pass the same data."),
+        (
+            predictor.clients != data.names,
+            f"The run's clients are {told}, those of the data {mine}.",
+        ),
+    )
     return predictor, data
 
 

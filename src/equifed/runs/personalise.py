@@ -17,6 +17,7 @@ from torch import Tensor
 
 from equifed.contract import Index, LocalSGD, Losses, MissingClients, Stream
 from equifed.data import Federation, Split
+from equifed.data.split import refuse_any
 from equifed.engines.evaluate import SampleScores
 from equifed.engines.simulate import simulate
 from equifed.metrics import Interval, find_metric, mean_interval
@@ -304,18 +305,16 @@ def fine_tune(
     predictor: Predictor, data: Federation, lr: float | None, steps: int | None, device: str
 ) -> Found:
     """Let every client walk from the shared parameters."""
-    if predictor.own:
-        raise ValueError("The model has own parts already; fine-tuning is for one that is shared.")
-    if predictor.loss is None:
-        raise ValueError(
-            "Fine-tuning continues with the loss of training, which is known for cross_entropy, "
-            "logistic and squared losses without class weights; the model was trained with another."
-        )
     unmoved = lr in (None, 0) and steps == 0  # as a choice of no steps is written
-    if lr is not None and not unmoved and not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be a number above 0, got {lr}.")
-    if steps is not None and not (steps >= 0 and float(steps).is_integer()):
-        raise ValueError(f"steps must be a whole number, at least 0, got {steps}.")
+    moves = lr is None or unmoved or (lr > 0 and math.isfinite(lr))
+    whole = steps is None or (steps >= 0 and float(steps).is_integer())
+    known = "cross_entropy, logistic and squared losses without class weights"
+    refuse_any(
+        (predictor.own, "The model has own parts already; fine-tuning is for a shared one."),
+        (predictor.loss is None, f"Fine-tuning continues with the loss of training: {known}."),
+        (not moves, f"lr must be a number above 0, got {lr}."),
+        (not whole, f"steps must be a whole number, at least 0, got {steps}."),
+    )
     given = {"lr": 0.0 if unmoved else lr, "steps": steps}
     tried = _list_tried(data, {"lr": RATES, "steps": STEPS}, given, {"lr": 0.0, "steps": 0})
     clients = _simulate(predictor, data, device) if any(one.changes for one in tried) else None

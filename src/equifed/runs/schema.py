@@ -44,6 +44,12 @@ class ConfigError(ValueError):
         return type(self), (self.problems,)
 
 
+def refuse_settings(*checks: tuple[Any, str]) -> None:
+    """Raise a :class:`ConfigError` with the message of the first check that found a fault."""
+    if found := [why for wrong, why in checks if wrong]:
+        raise ConfigError(found[:1])
+
+
 @contextmanager
 def blame(what: str, refused: Any = ValueError) -> Iterator[None]:
     """Say which key or variant is wrong, if a block refuses something by one of these errors."""
