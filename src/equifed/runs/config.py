@@ -123,12 +123,10 @@ class Plain:
 
     def __post_init__(self) -> None:
         threads = 1 if self.threads is None else self.threads
+        few = f"threads must lie in 1..{MOST_THREADS}, got {self.threads}."
         refuse_any(
             (self.rounds < 1, f"rounds must be at least 1, got {self.rounds}."),
-            (
-                not 1 <= threads <= MOST_THREADS,
-                f"threads must lie in 1..{MOST_THREADS}, got {self.threads}.",
-            ),
+            (not 1 <= threads <= MOST_THREADS, few),
             (not 0 <= self.seed < 2**63, f"seed must lie in 0..2^63 - 1, got {self.seed}."),
         )
 
