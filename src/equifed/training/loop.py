@@ -51,14 +51,11 @@ def train(
 
     Parameters
     ----------
-    algorithm : Algorithm
-        What to run; :class:`equifed.Guarded` around it guards it against clients that lie.
-    clients : Clients
-        On whom, as an engine presents them.
-    rounds : int
-        How many rounds at most.
-    seed : int
-        Seed of every draw: the model's start, who takes part, the minibatches.
+    algorithm, clients : Algorithm, Clients
+        What to run, and on whom; :class:`equifed.Guarded` around an algorithm guards it against
+        clients that lie.
+    rounds, seed : int
+        How many rounds at most; seed of every draw: the model's start, who takes part, minibatches.
     x : Vector, module or state dict, optional
         Model to start from; the engine's initial one if not given.
     evaluate : sequence of str, or callable
@@ -75,16 +72,12 @@ def train(
         Which model: that of the last round, the one with the smallest certified gap, the mean of
         the models, or the one whose worst client is served best on the validation split; for
         ``"auto"`` see :class:`equifed.training.final_model.Giver`, and ``history.given_out``.
-    callbacks : sequence of Callback
-        Who wants to be told.
+    callbacks, progress : sequence of Callback, bool
+        Who is told; whether a bar is shown, by default in terminals and notebooks.
     missing : MissingPolicy
         What to do about clients that give no usable answer.
-    progress : bool, optional
-        Show a bar; by default in terminals and notebooks.
-    folder : RunFolder, optional
-        Where to write tables and checkpoints; must have been created, or hold a run to resume.
-    resume : bool
-        Go on from the folder's newest checkpoint.
+    folder, resume : RunFolder, bool
+        Where to write tables and checkpoints (created, or with a run); whether to go on from there.
 
     Returns
     -------
