@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -312,27 +313,25 @@ def pool(data: Federation) -> Federation:
 
 def solve(data: Federation, points: Sequence[Point], evaluate: Sequence[str]) -> Iterator[History]:
     """Solve one point after the other, each from the model of the one before it."""
-    rare, x = has_rare_class(data), cast(Any, None)
-    for k, point in enumerate(points):
-        if k == 0 or (point.l2, point.own_l2) != (points[k - 1].l2, points[k - 1].own_l2):
-            own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
-            clients = simulate(data, *model_for(data), l2=point.l2, dtype=torch.float64, **own)
-        run, metrics = FairNewton(point.objective()), ["auroc"] * bool(rare and evaluate)
-        history = train(
-            run, clients, rounds=ROUNDS, every=ROUNDS, stop=StopWhen(at_relative_gap=GAP), x=x,
-            evaluate=evaluate, metrics=metrics, progress=False,
-        )  # fmt: skip
-        x = history.parameters
-        yield history
+    metrics, x = ["auroc"] if has_rare_class(data) and evaluate else [], cast(Any, None)
+    for (l2, own_l2), alike in groupby(points, key=lambda point: (point.l2, point.own_l2)):
+        own: Any = {} if own_l2 is None else {"own": "bias", "own_l2": own_l2}
+        clients = simulate(data, *model_for(data), l2=l2, dtype=torch.float64, **own)
+        for point in alike:
+            history = train(
+                FairNewton(point.objective()), clients, rounds=ROUNDS, every=ROUNDS, x=x,
+                stop=StopWhen(at_relative_gap=GAP), evaluate=evaluate, metrics=metrics,
+                progress=False,
+            )  # fmt: skip
+            x = history.parameters
+            yield history
 
 
 def read_score(history: History, split: str) -> Score:
     """Return what a run says about a split."""
-    shown, kept = history.main_metric(), []
-    for metric in ("loss", "loss" if shown is None else shown[0]):
-        record = history.last(metric, split)
-        kept.append(np.full(len(history.names), np.nan) if record is None else record.values)
-    return Score(*kept)
+    shown, nothing = history.main_metric() or ("loss", split), np.full(len(history.names), np.nan)
+    found = (history.last(metric, split) for metric in ("loss", shown[0]))
+    return Score(*(nothing if record is None else record.values for record in found))
 
 
 @dataclass(frozen=True, eq=False)

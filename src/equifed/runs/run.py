@@ -217,8 +217,7 @@ def run_workers(count: int, arguments: Sequence[str]) -> int:
         return _wait(running)
     finally:
         for process in running:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()  # those that have ended ignore it
         for process in running:
             try:
                 process.wait(GRACE_SECONDS)
