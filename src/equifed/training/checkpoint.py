@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +25,7 @@ from equifed.training import files
 from equifed.training.files import Damaged
 from equifed.training.tables import FORMAT, check_format
 
-if TYPE_CHECKING:
-    import torch
-
-    Tensors = dict[str, torch.Tensor]
-
-
+Tensors = dict[str, Any]  # torch's, by the path to them
 KEEP = 2
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from equifed.contract.algorithm import layers
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
 from equifed.training.final_model import LONG, Kept
 from equifed.training.history import History, MetricRecord
-
-if TYPE_CHECKING:
-    import torch
 
 ROUNDING = 1e-7  # relative difference of two losses that says nothing: single precision has no more
 # A run whose certified gap is this fraction of its objective has nothing left to descend
@@ -241,7 +238,7 @@ def check_scales(scales: Losses | None) -> str | None:
     )
 
 
-def check_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
+def check_finite(parameters: Mapping[str, Vector]) -> str | None:
     """Tell which parameters are infinite or not a number somewhere."""
     bad = [name for name, value in parameters.items() if not bool(value.isfinite().all())]
     if not bad:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from equifed.contract.arrays import show_text
 from equifed.metrics.metric import DASH, find_metric
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 BASELINE = "solved for the average"
 COLUMNS = ("method", "seed", "client", "split", "metric", "round", "value")
@@ -59,9 +58,6 @@ def tabulate_clients(histories: Mapping[str, Any]) -> Table:
 
     Of more than forty clients only those whom the last run serves worst are shown.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     first = next(iter(histories.values()))
     metric, split = first.main_metric()
     kind = find_metric(metric)

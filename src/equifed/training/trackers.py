@@ -11,20 +11,17 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich import progress
+from rich.console import Console
 from typing_extensions import override
 
+from equifed.contract import Info
 from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.show import find_worst, print_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from equifed.contract.algorithm import Info
 
 # Beyond this many clients only their summary is sent; a curve for each would drown the others
 MOST_CLIENTS = 50
@@ -65,7 +62,7 @@ class ProgressBar(Callback):
 
     def __init__(self, console: Console, title: str = "training") -> None:
         self._console, self._title = console, title
-        self._bar: Progress | None = None
+        self._bar: progress.Progress | None = None
         self._history, self._rounds, self._worst = History(()), 0, ""
         self._said = time.monotonic()
 
@@ -82,8 +79,6 @@ class ProgressBar(Callback):
         self._history, self._rounds = history, rounds
         if not (self._console.is_terminal or self._console.is_jupyter):
             return
-        from rich import progress
-
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=20),
@@ -138,8 +133,6 @@ def follow_by_default(callbacks: Sequence[Callback], wanted: bool | None) -> Pro
     """Return a bar if it is wanted; by default where a person looks on and sees no other."""
     if wanted is False or any(isinstance(callback, ProgressBar) for callback in callbacks):
         return None
-    from rich.console import Console
-
     console = Console(stderr=True)
     seen = console.is_terminal or console.is_jupyter
     if wanted is None and (not seen or "PYTEST_CURRENT_TEST" in os.environ):
