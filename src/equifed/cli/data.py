@@ -8,34 +8,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from equifed import cli
 from equifed.cli import terminal
-from equifed.cli.terminal import (
-    Count,
-    File,
-    Json,
-    Lazy,
-    Text,
-    argument,
-    arrays,
-    catalogue,
-    open_console,
-    option,
-    print_json,
-)
-
-if TYPE_CHECKING:
-    from equifed.data.federation import Federation
-    from equifed.privacy.ledger import Entry as Paid
-    from equifed.runs.schema import Setting
-
-budget, plans = Lazy("equifed.privacy.budget"), Lazy("equifed.privacy.plan")
-columns_of, describing = Lazy("equifed.data.columns"), Lazy("equifed.data.describe")
-configs, schemas = Lazy("equifed.runs.config"), Lazy("equifed.runs.schema")
-first_look, registry = Lazy("equifed.runs.init"), Lazy("equifed.datasets.registry")
+from equifed.cli.terminal import Count, File, Json, Text, argument, open_console, option, print_json
 
 DATA = terminal.complete_names("data")
 NAMED = 5  # ledgers that are printed in full; the others are like them, or --json has them
@@ -54,14 +33,18 @@ def show_data(
 
     given = settings or []
     if wrong := [text for text in given if not text.startswith("data.")]:
-        raise configs.ConfigError([f"--set {text}: only data.KEY is used here" for text in wrong])
+        raise cli.configs.ConfigError(
+            [f"--set {text}: only data.KEY is used here" for text in wrong]
+        )
     toml = name.endswith(".toml")
-    data = configs.RunConfig.read(name, given).data if toml else configs.read_data(name, given)
+    data = (
+        cli.configs.RunConfig.read(name, given).data if toml else cli.configs.read_data(name, given)
+    )
     tables, document = describe_data(data, load_data(data))
     terminal.tell(document, (f"{table}\n" for table in tables), json, False)
 
 
-def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:
+def describe_data(data: dict[str, Any], federation: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return what there is to know about a federation, as tables and as a document."""
     sizes, prepared = federation.table(), federation.preparation
     counts = {
@@ -74,14 +57,14 @@ def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[An
     if federation.classes is not None and federation.classes <= 12:
         held = federation.train.class_counts(federation.classes)
         names = federation.names, held, federation.class_names
-        table, document["shares"] = describing.tabulate_shares(federation.name, *names)
+        table, document["shares"] = cli.describing.tabulate_shares(federation.name, *names)
         tables.append(table)
     if prepared is not None and data["name"] == "table":
         features = [column.name for column in prepared.columns]
         features += [prepared.target.name] if federation.classes is None else []
-        table = columns_of.read_columns(data["path"])
-        found = describing.describe_columns(table, data["client"], features)
-        tables += [*describing.tabulate_columns(federation.name, found), prepared.describe()]
+        table = cli.columns_of.read_columns(data["path"])
+        found = cli.describing.describe_columns(table, data["client"], features)
+        tables += [*cli.describing.tabulate_columns(federation.name, found), prepared.describe()]
         document |= {"columns": found, "preparation": prepared.to_json()}
     return tables, document
 
@@ -91,8 +74,8 @@ def fetch_data(
     name: Annotated[str, argument("Data set; see: equifed list data.", autocompletion=DATA)],
 ) -> None:
     """Get the files of a data set from its publisher, checked by their SHA-256."""
-    paths = registry.fetch(name)
-    if registry.DATASETS[name].embedded:
+    paths = cli.registry.fetch(name)
+    if cli.registry.DATASETS[name].embedded:
         typer.echo(f"{name} is part of the package.")
     for path in paths:
         typer.echo(path)
@@ -103,7 +86,7 @@ def fetch_data(
 
 def _complete(context: typer.Context, incomplete: str) -> list[str]:
     """Return sections, or the names of the section that is given."""
-    sections, given = catalogue.SECTIONS, context.params.get("section")
+    sections, given = cli.catalogue.SECTIONS, context.params.get("section")
     if given not in (None, *sections):
         return []
     known = sections if given is None else sections[given].entries()
@@ -122,9 +105,9 @@ def list_names(
     """List algorithms, objectives, schedules, data sets, models, losses, engines; or settings."""
     from rich.table import Table
 
-    sections = catalogue.SECTIONS
+    sections = cli.catalogue.SECTIONS
     if section is not None and section not in sections:
-        raise ValueError(catalogue.unknown("section", section, sections))
+        raise ValueError(cli.catalogue.unknown("section", section, sections))
     if section is not None and name is not None:
         entry, rows = sections[section][name], list_settings(section, name)
         about = {"section": section, "name": name, "summary": entry.summary, "paper": entry.paper}
@@ -148,7 +131,7 @@ def list_names(
 def _write_settings(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines about some settings."""
     for row in rows:
-        value = "" if row["default"] is None else f" = {first_look.write_toml(row['default'])}"
+        value = "" if row["default"] is None else f" = {cli.first_look.write_toml(row['default'])}"
         need = "required; " if row["required"] else ""
         yield f"  {row['setting']}{value}  ({need}{row['type']})"
         if row["meaning"]:
@@ -157,16 +140,16 @@ def _write_settings(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def schema(app: Annotated[bool, option("Of an app's equifed.toml.", "--app")] = False) -> None:
     """Print the JSON schema of configuration files, for editors that complete and check TOML."""
-    print_json(first_look.make_schema(app))
+    print_json(cli.first_look.make_schema(app))
 
 
 def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     """Return the settings of a name as a configuration has them: key, type, default, meaning."""
-    kind, settings = catalogue.SECTIONS[section], schemas.settings
+    kind, settings = cli.catalogue.SECTIONS[section], cli.schemas.settings
     constructor = kind[name].load()
     wanted = settings(constructor, kind.given)
-    shared = dict(configs.CHOSEN.values()).get(section)
-    filled = schemas.open_step({"name": name}, wanted) if section == "algorithms" else {}
+    shared = dict(cli.configs.CHOSEN.values()).get(section)
+    filled = cli.schemas.open_step({"name": name}, wanted) if section == "algorithms" else {}
     rows = list(walk_settings(wanted, constructor, filled))
     if shared is None:
         return rows
@@ -175,7 +158,7 @@ def list_settings(section: str, name: str) -> list[dict[str, Any]]:
 
 
 def walk_settings(
-    wanted: dict[str, Setting], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
+    wanted: dict[str, Any], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
 ) -> Iterator[dict[str, Any]]:
     """Go through settings and those inside them; ``filled`` has defaults that come from outside."""
     meanings = read_meanings(owner)
@@ -183,7 +166,7 @@ def walk_settings(
         default, record = filled.get(key, setting.default), setting.record
         if record is not None and (setting.required or default is not None):
             inner = {**(setting.default or {}), **(default or {})}
-            yield from walk_settings(schemas.settings(record), record, inner, f"{path}{key}.")
+            yield from walk_settings(cli.schemas.settings(record), record, inner, f"{path}{key}.")
             continue
         yield {
             "setting": path + key,
@@ -194,13 +177,15 @@ def walk_settings(
         }
 
 
-def _write_type(setting: Setting) -> str:
+def _write_type(setting: Any) -> str:
     """Return a type in words; None is what a setting without a value has."""
     if setting.section is not None:
         return f"see: equifed list {setting.section}"
     if setting.record is not None:
         return f"table of {getattr(setting.record, '__name__', 'settings')}"
-    parts = [part for part in schemas.alternatives(setting.annotation) if part is not type(None)]
+    parts = [
+        part for part in cli.schemas.alternatives(setting.annotation) if part is not type(None)
+    ]
     text = " | ".join(map(inspect.formatannotation, parts))
     text = re.sub(r"\b(?:typing|pathlib|collections\.abc)\.", "", text)
     return re.sub(r"Literal\[(.*?)\]+", lambda found: found[1].replace(", ", " or "), text)
@@ -256,7 +241,7 @@ def privacy(
     if path is not None:
         _show_ledgers(path, json)
         return
-    found: list[tuple[int, int, Sequence[Paid]]] = []
+    found: list[tuple[int, int, Sequence[Any]]] = []
     whose = "rows"
     for r in _read_numbers(rounds, "rounds"):
         if algorithm == "private-fedavg":
@@ -264,8 +249,11 @@ def privacy(
             private = PrivateFedAvg(epsilon, r, clip, participation=participation, delta=delta)
             found.append((clients, r, [private.price(clients, r)]))
             continue
-        sites, bounds = _read_numbers(rows, "rows"), budget.Bounds(epsilon, length, loss, r, delta)
-        answers = plans.plan_answers(
+        sites, bounds = (
+            _read_numbers(rows, "rows"),
+            cli.budget.Bounds(epsilon, length, loss, r, delta),
+        )
+        answers = cli.plans.plan_answers(
             bounds, algorithm, sites, steps=steps, batch_size=batch_size, fair=not average
         )
         found += [(m, r, entries) for m, entries in zip(sites, answers, strict=True)]
@@ -277,7 +265,7 @@ def privacy(
     for m, r, entries in found:
         told = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
         cells = {
-            budget.MECHANISMS[e.kind].words: f"{e.sigma:.3g} ({told[e.kind]})" for e in entries
+            cli.budget.MECHANISMS[e.kind].words: f"{e.sigma:.3g} ({told[e.kind]})" for e in entries
         }
         records.append({"rounds": r, whose: f"{m:,}", **cells})
     every = {key: "" for record in records for key in record}
@@ -297,7 +285,7 @@ def _read_numbers(text: str, what: str) -> list[int]:
 
 
 def _show_ledgers(path: Path, json: bool) -> None:
-    ledgers, list_entries = plans.read_ledgers(path), plans.list_entries
+    ledgers, list_entries = cli.plans.read_ledgers(path), cli.plans.list_entries
     if json:
         told = [
             one.to_dict() | {"spent": one.spent, "entries": list_entries(one)} for one in ledgers
@@ -307,12 +295,12 @@ def _show_ledgers(path: Path, json: bool) -> None:
     names = {"sensitivity": "sensitivity", "sigma": "noise", "q": "of the rows", "alone": "alone"}
     for ledger in ledgers[:NAMED]:
         title = (
-            f"{arrays.show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
+            f"{cli.arrays.show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
             f"{ledger.delta:g} for every {ledger.unit}; spent so far {ledger.spent:.3g}"
         )
         records = []
         for entry in list_entries(ledger):
-            known, share = budget.MECHANISMS.get(entry["kind"]), entry["share"]
+            known, share = cli.budget.MECHANISMS.get(entry["kind"]), entry["share"]
             what = entry["kind"] if known is None else known.words
             record = {"answer": what, "times": entry["steps"]}
             record |= {label: f"{entry[key]:.3g}" for key, label in names.items()}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from equifed.cli import data, many, model, run, terminal
+from equifed.cli import data, many, model, run, training
 from equifed.cli.flower import app as flower_app
 from equifed.cli.terminal import EXIT_CODES, Explaining, option
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        for name, number in terminal.training.tables.package_versions().items():
+        for name, number in training.tables.package_versions().items():
             typer.echo(f"{name} {number}")
         raise typer.Exit
 

@@ -8,25 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from equifed import cli
 from equifed.cli import terminal
-from equifed.cli.terminal import (
-    Count,
-    Json,
-    Lazy,
-    Number,
-    Overwrite,
-    Quiet,
-    Texts,
-    argument,
-    files,
-    option,
-    reports,
-    shown,
-    training,
-)
-
-comparison, runs = Lazy("equifed.runs.comparison"), Lazy("equifed.runs.run")
-configs = Lazy("equifed.runs.config")
+from equifed.cli.terminal import Count, Json, Number, Overwrite, Quiet, Texts, argument, option
 
 
 def report(
@@ -42,16 +26,18 @@ def report(
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
 
     def write(refresh: float | None = None) -> Any:
-        made = reports.build(reports.read_methods(folders), baseline=baseline)
-        reports.write_report(made, page, per_client=per_client, refresh=refresh)
+        made = cli.reports.build(cli.reports.read_methods(folders), baseline=baseline)
+        cli.reports.write_report(made, page, per_client=per_client, refresh=refresh)
         return made
 
     def continues(run: Path) -> bool:
         # that of a federation has no lock: it continues until its end
         single = (run / "rounds.csv").exists()
-        files.refuse_folder((not single, f"{run} has no rounds.csv; --watch is for single runs."))
-        federated = "flower.json" in training.StoredRun(run)
-        return not training.is_complete(run) and (files.is_worked_on(run) or federated)
+        cli.files.refuse_folder(
+            (not single, f"{run} has no rounds.csv; --watch is for single runs.")
+        )
+        federated = "flower.json" in cli.training.StoredRun(run)
+        return not cli.training.is_complete(run) and (cli.files.is_worked_on(run) or federated)
 
     told = 0
     while watch and any(map(continues, folders)):
@@ -65,8 +51,8 @@ def report(
     if not quiet:
         typer.echo(f"report: {page}")
     for folder in folders if watch else ():
-        if not training.is_complete(folder):
-            raise training.TrainingError(
+        if not cli.training.is_complete(folder):
+            raise cli.training.TrainingError(
                 f"The run in {folder} was interrupted: equifed resume {folder}"
             )
 
@@ -86,26 +72,26 @@ def compare(
     json: Json = False,
 ) -> None:
     """Run methods on the same data and seeds; only what is missing in the folder is run."""
-    variants = comparison.read_variants(configs, settings or [], over or [])
-    made = comparison.compare_configs(
+    variants = cli.comparison.read_variants(configs, settings or [], over or [])
+    made = cli.comparison.compare_configs(
         variants, out, seeds=seeds, jobs=jobs, overwrite=overwrite, baseline=baseline,
         target=target, console=terminal.open_console(quiet),
     )  # fmt: skip
     if json:
-        plan = reports.read_plan(training.StoredRun(out))
+        plan = cli.reports.read_plan(cli.training.StoredRun(out))
         terminal.print_json({"folder": str(out), **plan, "problems": [*made.problems]})
     console = terminal.open_console(quiet or json, stdout=True)
     if made.scale is not None:
         for differences in (False, True) if len(made.methods) > 1 else (False,):
-            table = comparison.tabulate_comparison(made, differences)
+            table = cli.comparison.tabulate_comparison(made, differences)
             console.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
         for key in ("result", "advice"):
-            shown.print_line(console, reports.write_headline(made)[key])
-    for sentence in reports.describe_warnings(made.methods):
-        shown.print_line(console, f"warning: {sentence}", "yellow")
-    shown.print_line(console, f"report: {out / 'report.html'}")
+            cli.shown.print_line(console, cli.reports.write_headline(made)[key])
+    for sentence in cli.reports.describe_warnings(made.methods):
+        cli.shown.print_line(console, f"warning: {sentence}", "yellow")
+    cli.shown.print_line(console, f"report: {out / 'report.html'}")
     if made.problems:
-        raise training.TrainingError("\n".join(["Some runs failed:", *made.problems]))
+        raise cli.training.TrainingError("\n".join(["Some runs failed:", *made.problems]))
 
 
 # -- demo ---------------------------------------------------------------------------------------
@@ -127,7 +113,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def configure(method: str, rounds: int | None = None) -> Any:
     """Return the demo's run of one method; of FairNewton's few rounds each is evaluated."""
     every = 1 if method == "fair-newton" else 10
-    return configs.RunConfig.from_dict({
+    return cli.configs.RunConfig.from_dict({
         "rounds": rounds or ROUNDS, "threads": 1, "data": {"name": "fashion-three"},
         "model": {"name": "logistic", "l2": 1e-3}, "algorithm": METHODS[method],
         "evaluate": {"every": every, "splits": ["train", "test"]},
@@ -144,17 +130,17 @@ def demo(
 ) -> None:
     """Train FedAvg, SCAFFOLD, SCAFF-PD and FairNewton on three clients with real images."""
     for method in METHODS:
-        runs.refuse_existing(out / method, overwrite)
+        cli.runs.refuse_existing(out / method, overwrite)
     found = {}
     for method in METHODS:
         with (
             terminal.resumable(f"equifed demo --out {out} --overwrite"),
-            training.trackers.ProgressBar(terminal.open_console(quiet), method) as bar,
+            cli.training.trackers.ProgressBar(terminal.open_console(quiet), method) as bar,
         ):
             config = configure(method, rounds)
-            found[method] = runs.run(config, out / method, overwrite=overwrite, callbacks=[bar])
-    made = reports.build(reports.read_methods(out / method for method in METHODS))
-    page = reports.write_report(made, out / "report.html")
+            found[method] = cli.runs.run(config, out / method, overwrite=overwrite, callbacks=[bar])
+    made = cli.reports.build(cli.reports.read_methods(out / method for method in METHODS))
+    page = cli.reports.write_report(made, out / "report.html")
     if json:
         served = {name: history.per_client("accuracy", "test") for name, history in found.items()}
         terminal.print_json({"methods": {
@@ -164,9 +150,9 @@ def demo(
         }})  # fmt: skip
         return
     console = terminal.open_console(quiet, stdout=True)
-    console.print(shown.tabulate_clients(found))
+    console.print(cli.shown.tabulate_clients(found))
     for key in ("result", "advice"):
-        shown.print_line(console, reports.write_headline(made)[key])
+        cli.shown.print_line(console, cli.reports.write_headline(made)[key])
     if proved := found["fair-newton"].describe_certificate():
-        shown.print_line(console, f"fair-newton: {proved}.")
-    shown.print_line(console, f"report: {page}")
+        cli.shown.print_line(console, f"fair-newton: {proved}.")
+    cli.shown.print_line(console, f"report: {page}")

@@ -10,25 +10,9 @@ from typing import Annotated, Any
 import typer
 
 import equifed as ef
+from equifed import cli
 from equifed.cli import terminal
-from equifed.cli.terminal import (
-    Count,
-    File,
-    Json,
-    Lazy,
-    Number,
-    SignedBy,
-    Text,
-    Trust,
-    argument,
-    arrays,
-    keys,
-    option,
-    training,
-)
-
-columns_of, exports = Lazy("equifed.data.columns"), Lazy("equifed.models.export")
-evidence_of, loading = Lazy("equifed.runs.evidence"), Lazy("equifed.runs.load")
+from equifed.cli.terminal import Count, File, Json, Number, SignedBy, Text, Trust, argument, option
 
 Run = Annotated[Path, argument("Folder of a run, or of what equifed export wrote.")]
 RunOnly = Annotated[Path, argument("Folder of a run.")]
@@ -52,8 +36,8 @@ def predict(
     The target's column need not be there. Columns are matched by name; others are ignored.
     """
     predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
-    table = columns_of.read_columns(rows)
-    for sentence in loading.find_strangers(predictor, table, client):
+    table = cli.columns_of.read_columns(rows)
+    for sentence in cli.loading.find_strangers(predictor, table, client):
         typer.echo(f"equifed: warning: {sentence}", err=True)
     columns = _predict_columns(predictor, table, client)
     if keep:
@@ -75,7 +59,7 @@ def predict(
 def _write_cells(values: list[Any]) -> list[Any]:
     """Return cells of which no spreadsheet computes a text that is not a number."""
     texts = {v for v in values if isinstance(v, str)}
-    changed = {t: arrays.to_cell(t) for t in texts if columns_of.to_numbers([t]) is None}
+    changed = {t: cli.arrays.to_cell(t) for t in texts if cli.columns_of.to_numbers([t]) is None}
     return [changed.get(v, v) if isinstance(v, str) else v for v in values] if changed else values
 
 
@@ -129,7 +113,7 @@ def personalise(
         if client is None or out is None:
             raise ValueError("Name the new client and a folder for its model: --client, --out.")
         predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
-        exports.export(predictor.for_new_client(rows, client=client), out, program=True)
+        cli.exports.export(predictor.for_new_client(rows, client=client), out, program=True)
         if json:
             terminal.print_json({"run": str(run), "client": client, "out": str(out)})
         else:
@@ -156,7 +140,7 @@ def evaluate(
     signed_by: SignedBy = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
-    found = loading.evaluate(run, rows, client, trust=trust)
+    found = cli.loading.evaluate(run, rows, client, trust=trust)
     if json:
         measured = {d.metric: {"split": d.split, "clients": d.rows} for d in found}
         terminal.print_json({"run": str(run), "rows": str(rows), "metrics": measured})
@@ -181,9 +165,9 @@ def export(
     folder = run / "export" if out is None else out
     predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
     predictor = predictor if client is None else predictor.for_client(client)
-    files = exports.export(predictor, folder, program=torch, onnx=onnx)
+    files = cli.exports.export(predictor, folder, program=torch, onnx=onnx)
     if card:
-        files.append(evidence_of.write_model_card(run, folder, trust=trust))
+        files.append(cli.evidence_of.write_model_card(run, folder, trust=trust))
     for path in files:
         typer.echo(path)
 
@@ -199,7 +183,7 @@ def evidence(
     quiet: terminal.Quiet = False,
 ) -> None:
     """Bundle a run for auditors: one zip with an index."""
-    path = evidence_of.pack_evidence(
+    path = cli.evidence_of.pack_evidence(
         run, out, with_model=not without_model, overwrite=overwrite, trust=trust, key=key
     )
     if not quiet:
@@ -212,7 +196,7 @@ def sign(run: Run, key: Annotated[Path, option("Private key, of equifed flower k
     Others give your public key to --signed-by of the commands that read the folder. What is written
     into it later is not signed.
     """
-    typer.echo(f"signature: {keys.sign_folder(run, key)}")
+    typer.echo(f"signature: {cli.keys.sign_folder(run, key)}")
 
 
 def verify(
@@ -221,7 +205,9 @@ def verify(
 ) -> None:
     """Say who signed a folder or an evidence pack; exit with 2 if none of the keys did."""
     if path.is_dir():
-        name = keys.check_signature(training.StoredRun(path), keys.read_key_file(signed_by))
+        name = cli.keys.check_signature(
+            cli.training.StoredRun(path), cli.keys.read_key_file(signed_by)
+        )
     else:
-        name = keys.check_pack(path, signed_by)
+        name = cli.keys.check_pack(path, signed_by)
     typer.echo(f"{path}: signed by {name}")

@@ -9,35 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from equifed import cli
 from equifed.cli import terminal
-from equifed.cli.terminal import (
-    Count,
-    File,
-    Lazy,
-    Number,
-    Text,
-    Texts,
-    argument,
-    option,
-    reports,
-    shown,
-    training,
-)
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from equifed.data.columns import Columns, Look
-    from equifed.data.infer import Guess
-    from equifed.training.history import History
-
-columns_of, infer = Lazy("equifed.data.columns"), Lazy("equifed.data.infer")
-configs, first_look = Lazy("equifed.runs.config"), Lazy("equifed.runs.init")
-fitting, runs, np = Lazy("equifed.runs.fit"), Lazy("equifed.runs.run"), Lazy("numpy")
+from equifed.cli.terminal import Count, File, Number, Text, Texts, argument, option
 
 Client = Annotated[Text, option("Column that says whose row it is.")]
 Target = Annotated[Text, option("Column to predict.")]
@@ -61,7 +39,7 @@ def init(
 ) -> None:
     """Look at a table and write a commented configuration for it, ready to run."""
     if examples is not None and table is None:
-        copied = list(map(str, first_look.copy_examples(examples, overwrite)))
+        copied = list(map(str, cli.first_look.copy_examples(examples, overwrite)))
         terminal.tell({"examples": copied}, copied, json, quiet)
         return
     if table is None or examples is not None:
@@ -71,43 +49,43 @@ def init(
     console = terminal.open_console(quiet or json)
     columns, guess = guess_table(table, console, client, target, categorical, numeric)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(first_look.write_first_config(guess, table, out), encoding="utf-8")
+    out.write_text(cli.first_look.write_first_config(guess, table, out), encoding="utf-8")
     with console.status("trying candidates") as status:
         choice = _try(out, columns, guess, lambda what: status.update(f"solving: {what}"))
-    out.write_text(first_look.write_first_config(guess, table, out, choice), encoding="utf-8")
+    out.write_text(cli.first_look.write_first_config(guess, table, out, choice), encoding="utf-8")
     lines = _describe(guess, next(iter(guess.groups), None))
     lines += [f"chosen      {choice}", f"wrote {out}; next: equifed run {out}"]
     terminal.tell({"out": str(out), **asdict(guess), "choice": str(choice)}, lines, json, quiet)
 
 
 def guess_table(
-    table: Path, console: Console, client: str | None, target: str | None, coded: Texts,
+    table: Path, console: Any, client: str | None, target: str | None, coded: Texts,
     numeric: Texts,
-) -> tuple[Columns, Guess]:  # fmt: skip
+) -> tuple[Any, Any]:  # fmt: skip
     """Return a table's columns and what they are: as given, else as guessed."""
     columns, looks = look_at_table(table, console)
     others = {name: look for name, look in looks.items() if name != target}
-    client = client or _first(infer.guess_client(others, columns.rows), "client", columns)
-    target = target or _first(infer.guess_target(looks, client), "target", columns)
+    client = client or _first(cli.infer.guess_client(others, columns.rows), "client", columns)
+    target = target or _first(cli.infer.guess_target(looks, client), "target", columns)
     codes, numbers = _split_names(coded), _split_names(numeric)
-    return columns, infer.guess_columns(columns, client, target, codes, numbers, looks)
+    return columns, cli.infer.guess_columns(columns, client, target, codes, numbers, looks)
 
 
 def _split_names(given: Texts) -> list[str]:
     return [name.strip() for text in given or [] for name in text.split(",") if name.strip()]
 
 
-def look_at_table(table: Path, console: Console) -> tuple[Columns, dict[str, Look]]:
+def look_at_table(table: Path, console: Any) -> tuple[Any, dict[str, Any]]:
     """Return a table's columns and what they hold; a terminal shows how far that is."""
     from rich.progress import track
 
     with console.status(f"reading {table.name}"):
-        columns = columns_of.read_columns(table)
+        columns = cli.columns_of.read_columns(table)
     rows = track(
         columns.items(), "looking at columns", len(columns), console=console, transient=True,
         disable=not console.is_terminal,
     )  # fmt: skip
-    return columns, {name: columns_of.look_at(values) for name, values in rows}
+    return columns, {name: cli.columns_of.look_at(values) for name, values in rows}
 
 
 def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
@@ -119,7 +97,7 @@ def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
     return found[0]
 
 
-def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None]) -> Any:
+def _try(out: Path, columns: Any, guess: Any, tell: Callable[[str], None]) -> Any:
     """Return what ``fit`` would choose, and say now what is wrong with the table.
 
     Of a long table some rows of every client are tried.
@@ -129,20 +107,20 @@ def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None])
     step = -(-columns.rows // TRIED_ROWS)
     together = guess.groups[0] if guess.groups and step == 1 else None
     try:
-        configs.RunConfig.read(out)
+        cli.configs.RunConfig.read(out)
         with warnings.catch_warnings():
             if step > 1:
                 warnings.simplefilter("ignore", DataWarning)  # they would be about these rows
                 firsts = {client: row for row, client in enumerate(columns[guess.client])}
                 columns = columns.take(
-                    np.union1d(np.arange(0, columns.rows, step), [*firsts.values()])
+                    cli.np.union1d(cli.np.arange(0, columns.rows, step), [*firsts.values()])
                 )
             told: dict[str, Any] = {
                 "features": guess.features, "task": guess.task, "numeric": guess.numeric,
                 "categorical": guess.categorical, "keep_together": together,
             }  # fmt: skip
-            data = fitting.read_data(columns, guess.client, guess.target, 0.25, 0, told)
-        return fitting.choose(replace(data, test=None), 0, None, tell, together is None)
+            data = cli.fitting.read_data(columns, guess.client, guess.target, 0.25, 0, told)
+        return cli.fitting.choose(replace(data, test=None), 0, None, tell, together is None)
     except ValueError as error:
         raise ValueError(
             f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "
@@ -150,7 +128,7 @@ def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None])
         ) from None
 
 
-def _describe(guess: Guess, together: str | None) -> list[str]:
+def _describe(guess: Any, together: str | None) -> list[str]:
     """Return what was found, for a person to check."""
     lines = [
         f"client      {guess.client}",
@@ -209,7 +187,7 @@ def fit(
                 "data, model, rounds and seed stand in it (--set rounds=20)."
             )
         config = read_config(table, settings)
-        seed, choose = config.seed, partial(fitting.fit_config, config)
+        seed, choose = config.seed, partial(cli.fitting.fit_config, config)
     else:
         if settings:
             raise ValueError("--set changes a configuration; a table has the options of fit.")
@@ -220,7 +198,7 @@ def fit(
         told, lines = asdict(guess), [*_describe(guess, together), ""]
         given: Any = {**columns, "keep_together": together}
         choose = partial(
-            fitting.fit, table, client=guess.client, target=guess.target, task=guess.task,
+            cli.fitting.fit, table, client=guess.client, target=guess.target, task=guess.task,
             features=guess.features, categorical=guess.categorical, numeric=guess.numeric,
             model=model, rounds=rounds, test=test, seed=seed,
             privacy=_make_privacy(*bounds, private_rounds),
@@ -232,7 +210,7 @@ def fit(
             out=folder, tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
             curves=curves, overwrite=overwrite,
         )  # fmt: skip
-    lines += [repr(served), "", f"folder: {folder}; page: {folder / fitting.REPORT}"]
+    lines += [repr(served), "", f"folder: {folder}; page: {folder / cli.fitting.REPORT}"]
     lines += [f"next: equifed predict {folder} new.csv --out predictions.csv"]
     terminal.tell({"folder": str(folder), **told, **served.to_dict()}, lines, json, quiet)
 
@@ -245,12 +223,12 @@ def _make_privacy(
     if epsilon is None or rows is None or loss is None:
         raise ValueError("Privacy needs --epsilon, --rows-bound and --loss-bound, all three.")
     preparation: Any = "public" if public else "refused"
-    return fitting.Privacy(epsilon, rows, loss, rounds, preparation=preparation)
+    return cli.fitting.Privacy(epsilon, rows, loss, rounds, preparation=preparation)
 
 
 def read_config(path: Path, overrides: Iterable[str] | None) -> Any:
     """Read a configuration, and say which code it loads."""
-    config = configs.RunConfig.read(path, overrides or [])
+    config = cli.configs.RunConfig.read(path, overrides or [])
     for address, code in config.loaded_code:
         typer.echo(f"loads {address} from {code}", err=True)
     return config
@@ -298,19 +276,19 @@ def run(
     overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
     parsed = read_config(config, [*(settings or []), *overrides])
     if dry_run:
-        found = first_look.estimate(parsed)
-        terminal.tell(found, [first_look.describe_estimate(found)], json, False)
+        found = cli.first_look.estimate(parsed)
+        terminal.tell(found, [cli.first_look.describe_estimate(found)], json, False)
         return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
     trusted = " --trust" if parsed.loaded_code else ""
     with terminal.resumable(f"equifed resume {folder}{trusted}", folder):
-        with training.trackers.ProgressBar(terminal.open_console(quiet), config.stem) as bar:
-            history = runs.run(
+        with cli.training.trackers.ProgressBar(terminal.open_console(quiet), config.stem) as bar:
+            history = cli.runs.run(
                 parsed, folder, overwrite=overwrite, callbacks=[bar], track=track or []
             )
-        if report and runs.is_first():
-            made = reports.build(reports.read_methods([folder]))
-            reports.write_report(made, folder / "report.html", per_client=True)
+        if report and cli.runs.is_first():
+            made = cli.reports.build(cli.reports.read_methods([folder]))
+            cli.reports.write_report(made, folder / "report.html", per_client=True)
         _show_end(history, folder, quiet, json)
 
 
@@ -328,9 +306,11 @@ def resume(
     if workers > 1:
         _run_in_processes(workers, *(["--trust"] if trust else []))
     with terminal.resumable(f"equifed resume {folder}{' --trust' if trust else ''}", folder):
-        complete = training.is_complete(folder)
-        with training.trackers.ProgressBar(terminal.open_console(quiet), folder.name) as bar:
-            history = runs.resume(folder, callbacks=[bar], accept_config=accept_config, trust=trust)
+        complete = cli.training.is_complete(folder)
+        with cli.training.trackers.ProgressBar(terminal.open_console(quiet), folder.name) as bar:
+            history = cli.runs.resume(
+                folder, callbacks=[bar], accept_config=accept_config, trust=trust
+            )
         if complete and not quiet:
             typer.echo(f"{folder} is complete; there is nothing to resume.", err=True)
         _show_end(history, folder, quiet, json)
@@ -339,10 +319,10 @@ def resume(
 def _run_in_processes(workers: int, *more: str) -> None:
     """Run this very command in several processes instead, and leave with their status."""
     if "RANK" not in os.environ:  # else it is one of them
-        raise typer.Exit(runs.run_workers(workers, [*sys.argv[1:], *more]))
+        raise typer.Exit(cli.runs.run_workers(workers, [*sys.argv[1:], *more]))
 
 
-def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
+def _show_end(history: Any, folder: Path, quiet: bool, json: bool) -> None:
     """Show the clients, what happened to them, and where the run is."""
     if json:
         found: dict[str, dict[str, dict[str, float]]] = {}
@@ -352,7 +332,7 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
         return
     out = terminal.open_console(quiet, stdout=True)
     if history.main_metric() is not None:
-        out.print(shown.tabulate_clients({folder.name: history}))
-    for line in shown.describe_events(history):
-        shown.print_line(out, line, "yellow")
-    shown.print_line(out, f"run folder: {folder}")
+        out.print(cli.shown.tabulate_clients({folder.name: history}))
+    for line in cli.shown.describe_events(history):
+        cli.shown.print_line(out, line, "yellow")
+    cli.shown.print_line(out, f"run folder: {folder}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -14,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exception
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from equifed.cli import arrays, catalogue, checkpoint, files, keys, training
 
 FAILED, BAD_INPUT, INTERRUPTED, LONGEST = 1, 2, 130, 4000
 # What the parser raises: click's ClickException; newer versions of typer have their own.
@@ -39,22 +37,6 @@ Text = str | None
 Texts = list[str] | None
 Number = float | None
 Count = int | None
-
-
-class Lazy:
-    """A module that is loaded when it is first used, so that ``equifed --help`` answers at once."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.address), name)
-
-
-arrays, catalogue = Lazy("equifed.contract.arrays"), Lazy("equifed.runs.catalogue")
-checkpoint, keys = Lazy("equifed.training.checkpoint"), Lazy("equifed.training.keys")
-reports, training = Lazy("equifed.report"), Lazy("equifed.training")
-files, shown = Lazy("equifed.training.files"), Lazy("equifed.training.show")
 
 
 # -- options: their help, and their name where it is not that of the parameter ------------------
@@ -105,7 +87,7 @@ SignedBy = Annotated[File, option(SIGNED, callback=_require_signature)]
 # -- output -----------------------------------------------------------------------------------
 
 
-def open_console(quiet: bool = False, stdout: bool = False) -> Console:
+def open_console(quiet: bool = False, stdout: bool = False) -> Any:
     """Return a console; everything but results goes to standard error."""
     from rich.console import Console
 
