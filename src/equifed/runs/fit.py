@@ -21,7 +21,7 @@ from equifed.models.losses import outputs_for, resolve_loss
 from equifed.models.predictor import Predictor
 from equifed.privacy.clients import Privacy
 from equifed.runs import network_fit, outcome
-from equifed.runs.build import build_module, load_data
+from equifed.runs.build import build_module, has_rare_class, load_data
 from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose, hold_out
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.private_fit import fit_privately
@@ -182,7 +182,8 @@ def fit(
     elif network:
         given = cast(Any, model), rounds, local, seed, folder, say
         choice, runs = network_fit.try_networks(untested, *given)
-        finish = partial(network_fit.finish, federation, choice, runs)
+        more = ["auroc"] if has_rare_class(federation) else []
+        finish = partial(outcome.finish_trained, federation, choice, runs, more)
     else:
         apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
         random = not (apart or isinstance(data, Federation))

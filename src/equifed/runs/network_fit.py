@@ -26,10 +26,7 @@ from equifed.models.predictor import Predictor
 from equifed.objectives import ChiSquare
 from equifed.runs import candidates, personalise
 from equifed.runs.alone import in_units
-from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import TRIED, Choice, Point, Score
-from equifed.runs.load import measure_again
-from equifed.runs.outcome import Found, conclude
 from equifed.training import History, RunFolder, files, train
 from equifed.training.units import settle_work
 
@@ -64,7 +61,7 @@ def is_network(model: nn.Module | str | None, data: Federation) -> bool:
 def try_networks(
     data: Federation, model: nn.Module | str, rounds: int | None, local: LocalSGD | None, seed: int,
     folder: Path | None, tell: Callable[[str], None],
-) -> tuple[Choice, dict[str, History]]:  # fmt: skip
+) -> tuple[Choice, dict[Point, History]]:  # fmt: skip
     """Train for every objective with the same work, fit own biases, choose on validation rows."""
     candidates.check_clients(data)
     data, rounds = candidates.with_validation(data, seed), ROUNDS if rounds is None else rounds
@@ -97,17 +94,7 @@ def try_networks(
         alike = "training rows of one class only; an own bias may simply always answer it."
         notes.append(f"{candidates.join_names(one_class)}: {alike}")
     named = str(clients.origin()["model"]), str(predictor.loss)
-    choice = Choice.take(scores, candidates.describe_held(data), named, notes)
-    return choice, {family: runs[p] for family, p in choice.best.items()}
-
-
-def finish(data: Federation, choice: Choice, runs: dict[str, History]) -> Found:
-    """Read test rows: what was gained, a row for every kind of candidate, and their runs."""
-    split = "train" if data.test is None else "test"
-    more = ["auroc"] if has_rare_class(data) else []
-    for run in runs.values():  # nothing is trained any more
-        measure_again(run, data, split, more)
-    return conclude(choice, runs, dict.fromkeys(runs, data))
+    return Choice.take(scores, candidates.describe_held(data), named, notes), runs
 
 
 def _prepare(
@@ -142,11 +129,10 @@ def _train(
 ) -> History:
     """Train, or go on from where an interrupted fit was."""
     algorithm: Any = FedAvg(work, weighting="uniform")
+    place, resume, name = None, False, "average"
     if point.rho is not None:
-        algorithm = Reweighted(ChiSquare(point.rho), work)
-    place, resume = None, False
+        algorithm, name = Reweighted(ChiSquare(point.rho), work), f"fair-{point.rho:g}"
     if tried is not None:
-        name = "average" if point.rho is None else f"fair-{point.rho:g}"
         place = RunFolder(tried / name, clients.names)
         resume = any(place.checkpoints.glob("*.json"))
         if not resume:

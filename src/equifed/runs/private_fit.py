@@ -37,8 +37,7 @@ from equifed.runs.candidates import (
     model_for,
     with_validation,
 )
-from equifed.runs.load import measure_again
-from equifed.runs.outcome import Found, conclude
+from equifed.runs.outcome import Found, finish_trained
 from equifed.training import History, train
 from equifed.training.events import PRIVACY
 
@@ -87,7 +86,7 @@ def fit_privately(
             event["ledgers"] = ledgers
     rows = f"{describe_held(data)}, reported with noise"
     choice = Choice.take(scores, rows, model_for(data), notes, noised=True)
-    return choice, partial(_finish, data, choice, runs)
+    return choice, partial(finish_trained, data, choice, runs)
 
 
 def _list_points(data: Federation) -> list[Point]:
@@ -146,11 +145,3 @@ def _score(run: History, plain: PrivateClients, held: Sequence[PrivateSite | Non
             own: Any = {name: rows[i] for name, rows in (run.own or {}).items()}
             found[i] = site.losses(plain.flatten({**(run.parameters or {}), **own}))
     return Score(found, np.full(len(held), math.nan))
-
-
-def _finish(data: Federation, choice: Choice, runs: dict[Point, History]) -> Found:
-    """Measure the best of every kind on test rows, now that the choice is made."""
-    best = {family: runs[point] for family, point in choice.best.items()}
-    for history in best.values():
-        measure_again(history, data, "test")
-    return conclude(choice, best, dict.fromkeys(best, data))
