@@ -224,16 +224,14 @@ def is_complete(folder: Path) -> bool:
 
 def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
     """Refuse a folder that cannot be one, or that holds a run: its tables, or one of ``more``."""
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file; choose a folder.")
-    if not any((folder / name).exists() for name in ("rounds.csv", *more)):
-        return
-    if not overwrite:
-        raise RunFolderError(
-            f"{folder} already holds a run; choose another folder, pass --overwrite to replace it, "
-            f"or continue it with: equifed resume {folder}"
-        )
-    files.refuse_links(folder)  # what replaces the run would be written through them
+    held = any((folder / name).exists() for name in ("rounds.csv", *more))
+    cure = "choose another folder, pass --overwrite to replace it, or continue it with"
+    files.refuse_folder(
+        (folder.exists() and not folder.is_dir(), f"{folder} is a file; choose a folder."),
+        (held and not overwrite, f"{folder} already holds a run; {cure}: equifed resume {folder}"),
+    )
+    if held:
+        files.refuse_links(folder)  # what replaces the run would be written through them
 
 
 def check_folder(run: StoredRun) -> None:
