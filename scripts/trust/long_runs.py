@@ -1,6 +1,6 @@
 """What four liars of twenty cost after more rounds, and what a bound on their whole influence does.
 
-    python -m scripts.trust.long_runs --write      # a minute or two of one core; into benchmarks/guards.md
+    python -m scripts.trust.long_runs --write      # two minutes; into benchmarks/guards.md
 
 Guards bound what a client has of every step. Tried here besides is a bound over all rounds: who has
 had more than an equal share, summed over the rounds, by half of the whole weight, counts with an

@@ -226,7 +226,7 @@ def test_a_killed_run_gets_its_own_models_when_it_is_resumed(
         if moment == "fit":
             patch.setattr("equifed.runs.alone.fit_alone", die)
         if moment == "write":
-            write = "equifed.training.folder.RunFolder.beside"
+            write = "equifed.training.folder.RunFolder.finish"
             patch.setattr(write, lambda _, history: history.alone is not None and die())
         run(small(), tmp_path / "run", callbacks=[Kill()])
     assert not is_complete(tmp_path / "run")

@@ -340,7 +340,7 @@ def test_override_that_is_none_is_refused(override: str) -> None:
             {"evaluate": {"splits": ["tests"]}},
             "evaluate.splits[0]: must be 'train' or 'validation'",
         ),
-        ({"stop": {"patience": 0}}, "stop: patience must be at least 1, got 0"),
+        ({"stop": {"patience": 0}}, "stop: StopWhen patience must be at least 1, got 0"),
         ({"missing": {"policy": "ignore"}}, "missing.policy: must be 'continue' or 'fail'"),
     ],
 )

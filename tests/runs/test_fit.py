@@ -247,6 +247,20 @@ def test_new_rows_are_measured_as_a_run_of_the_command_line_is(tmp_path: Path) -
     assert found["accuracy"].rows[1]["now"] == pytest.approx(right.mean())
 
 
+def test_new_rows_are_measured_by_the_models_that_clients_keep(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    site, (a, b) = [s for s in "pqrst" for _ in range(60)], rng.normal(size=(2, 300))
+    high = np.where(np.array(site) == "t", b, a + 0.3 * rng.normal(size=300)) > 0
+    table = {"site": site, "a": a.tolist(), "b": b.tolist(), "y": [f"{v}" for v in high]}
+    told = {"client": "site", "target": "y", "keep_own": True, "out": tmp_path / "run"}
+    served = ef.fit(table, **told)
+    assert "t" in served.chosen.keepers
+    found = {drift.metric: drift for drift in evaluate(tmp_path / "run", table)}
+    right = served.predictor().predict(table) == np.array(table["y"])
+    for row in found["accuracy"].rows:
+        assert row["now"] == pytest.approx(right[np.array(site) == row["client"]].mean())
+
+
 def test_a_folder_of_other_data_is_refused_and_replaced_if_asked(tmp_path: Path) -> None:
     def stop(what: str) -> None:
         if "own" in what:

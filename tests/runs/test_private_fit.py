@@ -17,7 +17,7 @@ from equifed.privacy.clients import read_ledgers
 from equifed.privacy.ledger import Entry, mu_of
 from equifed.privacy.noise import StreamNoise
 from equifed.privacy.site import PrivateSite, Unanswered
-from equifed.runs import private_fit
+from equifed.runs import outcome, private_fit
 from equifed.training.events import PRIVACY
 
 Told = dict[tuple[Any, ...], torch.Tensor]
@@ -214,10 +214,10 @@ def test_test_rows_are_read_after_the_choice(monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((private_fit.Choice, "take"), (private_fit.PrivateClients, "evaluate")):
+    for owner, name in ((private_fit.Choice, "take"), (outcome, "measure_again")):
         note(owner, name)
     served = ask(draw())
-    assert order[0] == "take" and set(order[1:]) == {"evaluate"}
+    assert order[0] == "take" and set(order[1:]) == {"measure_again"}
     assert all(run.last("accuracy", "test") is not None for run in served.runs.values())
 
 

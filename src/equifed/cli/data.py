@@ -5,20 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from equifed import cli
 from equifed.cli import terminal
 from equifed.cli.terminal import Count, File, Json, Text, argument, open_console, option, print_json
-
-if TYPE_CHECKING:
-    from equifed.data.federation import Federation
-    from equifed.privacy.ledger import Entry as Paid
-    from equifed.runs.schema import Setting
 
 DATA = terminal.complete_names("data")
 NAMED = 5  # ledgers that are printed in full; the others are like them, or --json has them
@@ -34,27 +30,22 @@ def show_data(
 ) -> None:
     """Show who has how many samples of what; of a table, also gaps and scales."""
     from equifed.runs.build import load_data
-    from equifed.runs.config import ConfigError, RunConfig, read_data
 
     given = settings or []
     if wrong := [text for text in given if not text.startswith("data.")]:
-        raise ConfigError([f"--set {text}: only data.KEY is used here" for text in wrong])
+        raise cli.configs.ConfigError(
+            [f"--set {text}: only data.KEY is used here" for text in wrong]
+        )
     toml = name.endswith(".toml")
-    data = RunConfig.read(name, given).data if toml else read_data(name, given)
+    data = (
+        cli.configs.RunConfig.read(name, given).data if toml else cli.configs.read_data(name, given)
+    )
     tables, document = describe_data(data, load_data(data))
-    if json:
-        print_json(document)
-        return
-    out = open_console(stdout=True)
-    for table in tables:
-        out.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
+    terminal.tell(document, (f"{table}\n" for table in tables), json, False)
 
 
-def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:
+def describe_data(data: dict[str, Any], federation: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return what there is to know about a federation, as tables and as a document."""
-    from equifed.data.columns import read_columns
-    from equifed.data.describe import describe_columns, tabulate_columns, tabulate_shares
-
     sizes, prepared = federation.table(), federation.preparation
     counts = {
         client: dict(zip(sizes.header[1:], map(int, row), strict=True))
@@ -66,13 +57,14 @@ def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[An
     if federation.classes is not None and federation.classes <= 12:
         held = federation.train.class_counts(federation.classes)
         names = federation.names, held, federation.class_names
-        table, document["shares"] = tabulate_shares(federation.name, *names)
+        table, document["shares"] = cli.describing.tabulate_shares(federation.name, *names)
         tables.append(table)
     if prepared is not None and data["name"] == "table":
         features = [column.name for column in prepared.columns]
         features += [prepared.target.name] if federation.classes is None else []
-        found = describe_columns(read_columns(data["path"]), data["client"], features)
-        tables += [*tabulate_columns(federation.name, found), prepared.describe()]
+        read = cli.columns_of.read_columns(data["path"])
+        found = cli.describing.describe_columns(read, data["client"], features)
+        tables += [*cli.describing.tabulate_columns(federation.name, found), prepared.describe()]
         document |= {"columns": found, "preparation": prepared.to_json()}
     return tables, document
 
@@ -82,10 +74,8 @@ def fetch_data(
     name: Annotated[str, argument("Data set; see: equifed list data.", autocompletion=DATA)],
 ) -> None:
     """Get the files of a data set from its publisher, checked by their SHA-256."""
-    from equifed.datasets.registry import DATASETS, fetch
-
-    paths = fetch(name)
-    if DATASETS[name].embedded:
+    paths = cli.registry.fetch(name)
+    if cli.registry.DATASETS[name].embedded:
         typer.echo(f"{name} is part of the package.")
     for path in paths:
         typer.echo(path)
@@ -94,53 +84,37 @@ def fetch_data(
 # -- list -------------------------------------------------------------------------------------
 
 
-def _complete_section(incomplete: str) -> list[str]:
-    from equifed.runs.catalogue import SECTIONS
-
-    return [name for name in SECTIONS if name.startswith(incomplete)]
-
-
-def _complete_entry(context: typer.Context, incomplete: str) -> list[str]:
-    from equifed.runs.catalogue import SECTIONS
-
-    section = SECTIONS.get(context.params.get("section", ""))
-    return [name for name in section.entries() if name.startswith(incomplete)] if section else []
+def _complete(context: typer.Context, incomplete: str) -> list[str]:
+    """Return sections, or the names of the section that is given."""
+    sections, given = cli.catalogue.SECTIONS, context.params.get("section")
+    if given not in (None, *sections):
+        return []
+    known = sections if given is None else sections[given].entries()
+    return [name for name in known if name.startswith(incomplete)]
 
 
 def list_names(
     section: Annotated[
-        Text, argument("Section to list; all by default.", autocompletion=_complete_section)
+        Text, argument("Section to list; all by default.", autocompletion=_complete)
     ] = None,
     name: Annotated[
-        Text, argument("Show the settings of this name.", autocompletion=_complete_entry)
+        Text, argument("Show the settings of this name.", autocompletion=_complete)
     ] = None,
     json: Json = False,
 ) -> None:
     """List algorithms, objectives, schedules, data sets, models, losses, engines; or settings."""
     from rich.table import Table
 
-    from equifed.runs.catalogue import SECTIONS, unknown
-
-    if section is not None and section not in SECTIONS:
-        raise ValueError(unknown("section", section, SECTIONS))
+    sections = cli.catalogue.SECTIONS
+    if section is not None and section not in sections:
+        raise ValueError(cli.catalogue.unknown("section", section, sections))
     if section is not None and name is not None:
-        entry, rows = SECTIONS[section][name], list_settings(section, name)
-        if json:
-            about = {"section": section, "name": name}
-            about |= {"summary": entry.summary, "paper": entry.paper}
-            print_json({**about, "settings": rows})
-            return
-        from equifed.runs.init import write_toml
-
-        typer.echo(f"{name}: {entry.describe()}")
-        for row in rows:
-            value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
-            need = "required; " if row["required"] else ""
-            typer.echo(f"  {row['setting']}{value}  ({need}{row['type']})")
-            if row["meaning"]:
-                typer.echo(textwrap.indent(textwrap.fill(row["meaning"], 90), " " * 6))
+        entry, rows = sections[section][name], list_settings(section, name)
+        about = {"section": section, "name": name, "summary": entry.summary, "paper": entry.paper}
+        lines = [f"{name}: {entry.describe()}", *_write_settings(rows)]
+        terminal.tell({**about, "settings": rows}, lines, json, False)
         return
-    found = {name: SECTIONS[name].entries() for name in ([section] if section else SECTIONS)}
+    found = {name: sections[name].entries() for name in ([section] if section else sections)}
     if json:
         print_json({
             section: {name: {"summary": e.summary, "paper": e.paper} for name, e in held.items()}
@@ -154,23 +128,28 @@ def list_names(
         open_console(stdout=True).print(table)
 
 
+def _write_settings(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines about some settings."""
+    for row in rows:
+        value = "" if row["default"] is None else f" = {cli.first_look.write_toml(row['default'])}"
+        need = "required; " if row["required"] else ""
+        yield f"  {row['setting']}{value}  ({need}{row['type']})"
+        if row["meaning"]:
+            yield textwrap.indent(textwrap.fill(row["meaning"], 90), " " * 6)
+
+
 def schema(app: Annotated[bool, option("Of an app's equifed.toml.", "--app")] = False) -> None:
     """Print the JSON schema of configuration files, for editors that complete and check TOML."""
-    from equifed.runs.init import make_schema
-
-    print_json(make_schema(app))
+    print_json(cli.first_look.make_schema(app))
 
 
 def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     """Return the settings of a name as a configuration has them: key, type, default, meaning."""
-    from equifed.runs.catalogue import SECTIONS
-    from equifed.runs.config import CHOSEN
-    from equifed.runs.schema import open_step, settings
-
-    constructor = SECTIONS[section][name].load()
-    wanted = settings(constructor, SECTIONS[section].given)
-    shared = dict(CHOSEN.values()).get(section)
-    filled = open_step({"name": name}, wanted) if section == "algorithms" else {}
+    kind, settings = cli.catalogue.SECTIONS[section], cli.schemas.settings
+    constructor = kind[name].load()
+    wanted = settings(constructor, kind.given)
+    shared = dict(cli.configs.CHOSEN.values()).get(section)
+    filled = cli.schemas.open_step({"name": name}, wanted) if section == "algorithms" else {}
     rows = list(walk_settings(wanted, constructor, filled))
     if shared is None:
         return rows
@@ -179,17 +158,15 @@ def list_settings(section: str, name: str) -> list[dict[str, Any]]:
 
 
 def walk_settings(
-    wanted: dict[str, Setting], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
+    wanted: dict[str, Any], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
 ) -> Iterator[dict[str, Any]]:
     """Go through settings and those inside them; ``filled`` has defaults that come from outside."""
-    from equifed.runs.schema import settings
-
     meanings = read_meanings(owner)
     for key, setting in wanted.items():
         default, record = filled.get(key, setting.default), setting.record
         if record is not None and (setting.required or default is not None):
             inner = {**(setting.default or {}), **(default or {})}
-            yield from walk_settings(settings(record), record, inner, f"{path}{key}.")
+            yield from walk_settings(cli.schemas.settings(record), record, inner, f"{path}{key}.")
             continue
         yield {
             "setting": path + key,
@@ -200,15 +177,15 @@ def walk_settings(
         }
 
 
-def _write_type(setting: Setting) -> str:
+def _write_type(setting: Any) -> str:
     """Return a type in words; None is what a setting without a value has."""
     if setting.section is not None:
         return f"see: equifed list {setting.section}"
     if setting.record is not None:
         return f"table of {getattr(setting.record, '__name__', 'settings')}"
-    from equifed.runs.schema import alternatives
-
-    parts = [part for part in alternatives(setting.annotation) if part is not type(None)]
+    parts = [
+        part for part in cli.schemas.alternatives(setting.annotation) if part is not type(None)
+    ]
     text = " | ".join(map(inspect.formatannotation, parts))
     text = re.sub(r"\b(?:typing|pathlib|collections\.abc)\.", "", text)
     return re.sub(r"Literal\[(.*?)\]+", lambda found: found[1].replace(", ", " or "), text)
@@ -257,18 +234,14 @@ def privacy(
     The budget is what to publish, not what happened to be spent. A plan is for a linear model with
     a logistic loss; noise is the standard deviation on every number of an answer.
     """
-    from rich.table import Table
-
-    from equifed.privacy.clients import plan_answers
     from equifed.privacy.fedavg import PrivateFedAvg
-    from equifed.privacy.ledger import MECHANISMS, Bounds
 
     if plan == (path is not None):
         raise ValueError("Give the folder of a run or a ledger file, or --plan; one of the two.")
     if path is not None:
         _show_ledgers(path, json)
         return
-    found: list[tuple[int, int, Sequence[Paid]]] = []
+    found: list[tuple[int, int, Sequence[Any]]] = []
     whose = "rows"
     for r in _read_numbers(rounds, "rounds"):
         if algorithm == "private-fedavg":
@@ -276,8 +249,11 @@ def privacy(
             private = PrivateFedAvg(epsilon, r, clip, participation=participation, delta=delta)
             found.append((clients, r, [private.price(clients, r)]))
             continue
-        sites, bounds = _read_numbers(rows, "rows"), Bounds(epsilon, length, loss, r, delta)
-        answers = plan_answers(
+        sites, bounds = (
+            _read_numbers(rows, "rows"),
+            cli.ledger.Bounds(epsilon, length, loss, r, delta),
+        )
+        answers = cli.private.plan_answers(
             bounds, algorithm, sites, steps=steps, batch_size=batch_size, fair=not average
         )
         found += [(m, r, entries) for m, entries in zip(sites, answers, strict=True)]
@@ -285,14 +261,16 @@ def privacy(
         lines = [{"rows": m, "rounds": r, "answers": list(map(asdict, e))} for m, r, e in found]
         print_json({"epsilon": epsilon, "delta": delta, "plan": lines})
         return
-    title = f"epsilon {epsilon:g} at delta {delta:g}: noise (deviation)"
-    kinds = list(dict.fromkeys(entry.kind for _, _, entries in found for entry in entries))
-    table = Table("rounds", whose, *(MECHANISMS[kind].words for kind in kinds), title=title)
+    records = []
     for m, r, entries in found:
-        times = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
-        cells = {e.kind: f"{e.sigma:.3g} ({times[e.kind]})" for e in entries}
-        table.add_row(str(r), f"{m:,}", *(cells.get(kind, "") for kind in kinds))
-    open_console(stdout=True).print(table)
+        told = {e.kind: "once" if e.steps == 1 else f"{e.steps} times" for e in entries}
+        cells = {
+            cli.ledger.MECHANISMS[e.kind].words: f"{e.sigma:.3g} ({told[e.kind]})" for e in entries
+        }
+        records.append({"rounds": r, whose: f"{m:,}", **cells})
+    every = {key: "" for record in records for key in record}
+    title = f"epsilon {epsilon:g} at delta {delta:g}: noise (deviation)"
+    terminal.print_records(title, [every | record for record in records])
 
 
 def _read_numbers(text: str, what: str) -> list[int]:
@@ -307,36 +285,27 @@ def _read_numbers(text: str, what: str) -> list[int]:
 
 
 def _show_ledgers(path: Path, json: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text as Plain
-
-    from equifed.contract.arrays import show_text
-    from equifed.privacy.clients import read_ledgers
-    from equifed.privacy.ledger import MECHANISMS, list_entries
-
-    ledgers = read_ledgers(path)
+    ledgers, list_entries = cli.private.read_ledgers(path), cli.ledger.list_entries
     if json:
-        print_json({"ledgers": [
-            ledger.to_dict() | {"spent": ledger.spent, "entries": list_entries(ledger)}
-            for ledger in ledgers
-        ]})  # fmt: skip
+        told = [
+            one.to_dict() | {"spent": one.spent, "entries": list_entries(one)} for one in ledgers
+        ]
+        print_json({"ledgers": told})
         return
-    console = open_console(stdout=True)
-    columns = ("answer", "times", "sensitivity", "noise", "of the rows", "of the budget", "alone")
+    names = {"sensitivity": "sensitivity", "sigma": "noise", "q": "of the rows", "alone": "alone"}
     for ledger in ledgers[:NAMED]:
         title = (
-            f"{show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
+            f"{cli.arrays.show_text(ledger.name)}: publish epsilon {ledger.epsilon:g} at delta "
             f"{ledger.delta:g} for every {ledger.unit}; spent so far {ledger.spent:.3g}"
         )
-        table = Table(*columns, title=Plain(title))
-        for e in list_entries(ledger):
-            known = MECHANISMS.get(e["kind"])
-            table.add_row(
-                Plain(show_text(e["kind"]) if known is None else known.words), str(e["steps"]),
-                f"{e['sensitivity']:.3g}", f"{e['sigma']:.3g}", f"{e['q']:.3g}",
-                "" if e["share"] is None else f"{e['share']:.1%}", f"{e['alone']:.3g}",
-            )  # fmt: skip
-        console.print(table)
+        records = []
+        for entry in list_entries(ledger):
+            known, share = cli.ledger.MECHANISMS.get(entry["kind"]), entry["share"]
+            what = entry["kind"] if known is None else known.words
+            record = {"answer": what, "times": entry["steps"]}
+            record |= {label: f"{entry[key]:.3g}" for key, label in names.items()}
+            records.append(record | {"of the budget": "" if share is None else f"{share:.1%}"})
+        terminal.print_records(title, records)
     if len(ledgers) > NAMED:
         most = max(ledger.spent for ledger in ledgers)
-        console.print(f"{len(ledgers) - NAMED} more, with --json; the most spent is {most:.3g}.")
+        typer.echo(f"{len(ledgers) - NAMED} more, with --json; the most spent is {most:.3g}.")

@@ -1,6 +1,6 @@
 """The command line: one file per group of commands, and no logic of its own.
 
-Whatever a command needs is imported inside it, so that ``equifed --help`` answers at once.
+Whatever a command needs is loaded when it is used, so that ``equifed --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from equifed import cli
 from equifed.cli import data, many, model, run
 from equifed.cli.flower import app as flower_app
 from equifed.cli.terminal import EXIT_CODES, Explaining, option
@@ -40,9 +41,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from equifed.training.tables import package_versions
-
-        for name, number in package_versions().items():
+        for name, number in cli.training.tables.package_versions().items():
             typer.echo(f"{name} {number}")
         raise typer.Exit
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from equifed import cli
 from equifed.cli import terminal
 from equifed.cli.terminal import Count, Json, Number, Overwrite, Quiet, Texts, argument, option
-
-if TYPE_CHECKING:
-    from equifed.report import Report
-    from equifed.runs.config import RunConfig
 
 
 def report(
@@ -27,22 +24,20 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
-    from equifed.report import build, read_methods, write_report
-    from equifed.training.files import RunFolderError, StoredRun, is_worked_on
-    from equifed.training.folder import is_complete
-    from equifed.training.play_round import TrainingError
 
-    def write(refresh: float | None = None) -> Report:
-        made = build(read_methods(folders), baseline=baseline)
-        write_report(made, page, per_client=per_client, refresh=refresh)
+    def write(refresh: float | None = None) -> Any:
+        made = cli.reports.build(cli.reports.read_methods(folders), baseline=baseline)
+        cli.reports.write_report(made, page, per_client=per_client, refresh=refresh)
         return made
 
     def continues(run: Path) -> bool:
         # that of a federation has no lock: it continues until its end
-        if not (run / "rounds.csv").exists():
-            raise RunFolderError(f"--watch is for folders of single runs; {run} has no rounds.csv.")
-        federated = "flower.json" in StoredRun(run)
-        return not is_complete(run) and (is_worked_on(run) or federated)
+        single = (run / "rounds.csv").exists()
+        cli.files.refuse_folder(
+            (not single, f"{run} has no rounds.csv; --watch is for single runs.")
+        )
+        federated = "flower.json" in cli.training.StoredRun(run)
+        return not cli.training.is_complete(run) and (cli.files.is_worked_on(run) or federated)
 
     told = 0
     while watch and any(map(continues, folders)):
@@ -56,8 +51,10 @@ def report(
     if not quiet:
         typer.echo(f"report: {page}")
     for folder in folders if watch else ():
-        if not is_complete(folder):
-            raise TrainingError(f"The run in {folder} was interrupted: equifed resume {folder}")
+        if not cli.training.is_complete(folder):
+            raise cli.training.TrainingError(
+                f"The run in {folder} was interrupted: equifed resume {folder}"
+            )
 
 
 @terminal.resumable("the same command")
@@ -75,31 +72,26 @@ def compare(
     json: Json = False,
 ) -> None:
     """Run methods on the same data and seeds; only what is missing in the folder is run."""
-    from equifed.report import describe_warnings, read_plan, write_headline
-    from equifed.runs.comparison import compare_configs, read_variants, tabulate_comparison
-    from equifed.training.files import StoredRun
-    from equifed.training.play_round import TrainingError
-    from equifed.training.show import print_line
-
-    made = compare_configs(
-        read_variants(configs, settings or [], over or []), out, seeds=seeds, jobs=jobs,
-        overwrite=overwrite, baseline=baseline, target=target, console=terminal.open_console(quiet),
+    variants = cli.comparison.read_variants(configs, settings or [], over or [])
+    made = cli.comparison.compare_configs(
+        variants, out, seeds=seeds, jobs=jobs, overwrite=overwrite, baseline=baseline,
+        target=target, console=terminal.open_console(quiet),
     )  # fmt: skip
     if json:
-        plan = read_plan(StoredRun(out))
+        plan = cli.reports.read_plan(cli.training.StoredRun(out))
         terminal.print_json({"folder": str(out), **plan, "problems": [*made.problems]})
     console = terminal.open_console(quiet or json, stdout=True)
     if made.scale is not None:
         for differences in (False, True) if len(made.methods) > 1 else (False,):
-            table = tabulate_comparison(made, differences)
+            table = cli.comparison.tabulate_comparison(made, differences)
             console.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
         for key in ("result", "advice"):
-            print_line(console, write_headline(made)[key])
-    for sentence in describe_warnings(made.methods):
-        print_line(console, f"warning: {sentence}", "yellow")
-    print_line(console, f"report: {out / 'report.html'}")
+            cli.shown.print_line(console, cli.reports.write_headline(made)[key])
+    for sentence in cli.reports.describe_warnings(made.methods):
+        cli.shown.print_line(console, f"warning: {sentence}", "yellow")
+    cli.shown.print_line(console, f"report: {out / 'report.html'}")
     if made.problems:
-        raise TrainingError("\n".join(["Some runs failed:", *made.problems]))
+        raise cli.training.TrainingError("\n".join(["Some runs failed:", *made.problems]))
 
 
 # -- demo ---------------------------------------------------------------------------------------
@@ -118,12 +110,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def configure(method: str, rounds: int | None = None) -> RunConfig:
+def configure(method: str, rounds: int | None = None) -> Any:
     """Return the demo's run of one method; of FairNewton's few rounds each is evaluated."""
-    from equifed.runs.config import RunConfig
-
     every = 1 if method == "fair-newton" else 10
-    return RunConfig.from_dict({
+    return cli.configs.RunConfig.from_dict({
         "rounds": rounds or ROUNDS, "threads": 1, "data": {"name": "fashion-three"},
         "model": {"name": "logistic", "l2": 1e-3}, "algorithm": METHODS[method],
         "evaluate": {"every": every, "splits": ["train", "test"]},
@@ -139,23 +129,18 @@ def demo(
     json: Json = False,
 ) -> None:
     """Train FedAvg, SCAFFOLD, SCAFF-PD and FairNewton on three clients with real images."""
-    from equifed.report import build, read_methods, write_headline, write_report
-    from equifed.runs import run as runs
-    from equifed.training.show import print_line, tabulate_clients
-    from equifed.training.trackers import ProgressBar
-
     for method in METHODS:
-        runs.refuse_existing(out / method, overwrite)
+        cli.runs.refuse_existing(out / method, overwrite)
     found = {}
     for method in METHODS:
         with (
             terminal.resumable(f"equifed demo --out {out} --overwrite"),
-            ProgressBar(terminal.open_console(quiet), method) as bar,
+            cli.training.trackers.ProgressBar(terminal.open_console(quiet), method) as bar,
         ):
             config = configure(method, rounds)
-            found[method] = runs.run(config, out / method, overwrite=overwrite, callbacks=[bar])
-    made = build(read_methods(out / method for method in METHODS))
-    page = write_report(made, out / "report.html")
+            found[method] = cli.runs.run(config, out / method, overwrite=overwrite, callbacks=[bar])
+    made = cli.reports.build(cli.reports.read_methods(out / method for method in METHODS))
+    page = cli.reports.write_report(made, out / "report.html")
     if json:
         served = {name: history.per_client("accuracy", "test") for name, history in found.items()}
         terminal.print_json({"methods": {
@@ -165,9 +150,9 @@ def demo(
         }})  # fmt: skip
         return
     console = terminal.open_console(quiet, stdout=True)
-    console.print(tabulate_clients(found))
+    console.print(cli.shown.tabulate_clients(found))
     for key in ("result", "advice"):
-        print_line(console, write_headline(made)[key])
+        cli.shown.print_line(console, cli.reports.write_headline(made)[key])
     if proved := found["fair-newton"].describe_certificate():
-        print_line(console, f"fair-newton: {proved}.")
-    print_line(console, f"report: {page}")
+        cli.shown.print_line(console, f"fair-newton: {proved}.")
+    cli.shown.print_line(console, f"report: {page}")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import equifed as ef
+from equifed import cli
 from equifed.cli import terminal
 from equifed.cli.terminal import Count, File, Json, Number, SignedBy, Text, Trust, argument, option
-
-if TYPE_CHECKING:
-    from equifed.models.predictor import Predictor
 
 Run = Annotated[Path, argument("Folder of a run, or of what equifed export wrote.")]
 RunOnly = Annotated[Path, argument("Folder of a run.")]
@@ -38,12 +35,9 @@ def predict(
 
     The target's column need not be there. Columns are matched by name; others are ignored.
     """
-    from equifed.data.columns import read_columns
-    from equifed.runs.load import find_strangers
-
     predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
-    table = read_columns(rows)
-    for sentence in find_strangers(predictor, table, client):
+    table = cli.columns_of.read_columns(rows)
+    for sentence in cli.loading.find_strangers(predictor, table, client):
         typer.echo(f"equifed: warning: {sentence}", err=True)
     columns = _predict_columns(predictor, table, client)
     if keep:
@@ -64,16 +58,13 @@ def predict(
 
 def _write_cells(values: list[Any]) -> list[Any]:
     """Return cells of which no spreadsheet computes a text that is not a number."""
-    from equifed.contract.arrays import to_cell
-    from equifed.data.columns import to_numbers
-
     texts = {v for v in values if isinstance(v, str)}
-    changed = {t: to_cell(t) for t in texts if to_numbers([t]) is None}
+    changed = {t: cli.arrays.to_cell(t) for t in texts if cli.columns_of.to_numbers([t]) is None}
     return [changed.get(v, v) if isinstance(v, str) else v for v in values] if changed else values
 
 
 def _predict_columns(
-    predictor: Predictor, table: dict[str, list[Any]], client: str | None
+    predictor: Any, table: dict[str, list[Any]], client: str | None
 ) -> dict[str, list[Any]]:
     """Return the columns of predictions; numbers in full."""
     if predictor.classes is None:
@@ -119,12 +110,10 @@ def personalise(
             "--client, --out and --personalised are for a new client's ROWS."
         )
     if rows is not None:
-        from equifed.models.export import export as write
-
         if client is None or out is None:
             raise ValueError("Name the new client and a folder for its model: --client, --out.")
         predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
-        write(predictor.for_new_client(rows, client=client), out, program=True)
+        cli.exports.export(predictor.for_new_client(rows, client=client), out, program=True)
         if json:
             terminal.print_json({"run": str(run), "client": client, "out": str(out)})
         else:
@@ -139,7 +128,7 @@ def personalise(
         terminal.print_json({"run": str(run), **found.to_dict()})
         return
     title = f"{found.metric or 'no test split, nothing measured'}: before and after, 95 % limits"
-    _print_records(title, found.rows())
+    terminal.print_records(title, found.rows())
     if (average := found.average) is not None:
         told = f"{average.lower:+.3g} to {average.upper:+.3g}"
         typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
@@ -151,31 +140,14 @@ def evaluate(
     signed_by: SignedBy = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
-    from equifed.runs.load import evaluate as measure
-
-    found = measure(run, rows, client, trust=trust)
+    found = cli.loading.evaluate(run, rows, client, trust=trust)
     if json:
         measured = {d.metric: {"split": d.split, "clients": d.rows} for d in found}
         terminal.print_json({"run": str(run), "rows": str(rows), "metrics": measured})
         return
     for drift in found:
         then = f"at training ({drift.split})" if drift.split else "not measured at training"
-        _print_records(f"{drift.metric} now, and {then}", drift.rows)
-
-
-def _print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Print records of the same fields as a table."""
-    from equifed.contract.arrays import show_text
-    from equifed.data.describe import Table
-
-    def show(value: Any) -> str:
-        if value is None or value != value:
-            return ""
-        return f"{value:.4g}" if isinstance(value, float) else show_text(str(value))
-
-    header = tuple(name.replace("_", " ") for name in records[0])
-    rows = [tuple(map(show, record.values())) for record in records]
-    typer.echo(str(Table(title, header, rows)))
+        terminal.print_records(f"{drift.metric} now, and {then}", drift.rows)
 
 
 def export(
@@ -190,15 +162,12 @@ def export(
     signed_by: SignedBy = None,
 ) -> None:
     """Write the model as files: weights, description, preparation; programs and card if asked."""
-    from equifed.models.export import export as write
-    from equifed.runs.evidence import write_model_card
-
     folder = run / "export" if out is None else out
     predictor = ef.load_predictor(run, personalised=personalised, trust=trust)
     predictor = predictor if client is None else predictor.for_client(client)
-    files = write(predictor, folder, program=torch, onnx=onnx)
+    files = cli.exports.export(predictor, folder, program=torch, onnx=onnx)
     if card:
-        files.append(write_model_card(run, folder, trust=trust))
+        files.append(cli.evidence_of.write_model_card(run, folder, trust=trust))
     for path in files:
         typer.echo(path)
 
@@ -214,9 +183,7 @@ def evidence(
     quiet: terminal.Quiet = False,
 ) -> None:
     """Bundle a run for auditors: one zip with an index."""
-    from equifed.runs.evidence import pack_evidence
-
-    path = pack_evidence(
+    path = cli.evidence_of.pack_evidence(
         run, out, with_model=not without_model, overwrite=overwrite, trust=trust, key=key
     )
     if not quiet:
@@ -229,9 +196,7 @@ def sign(run: Run, key: Annotated[Path, option("Private key, of equifed flower k
     Others give your public key to --signed-by of the commands that read the folder. What is written
     into it later is not signed.
     """
-    from equifed.training.keys import sign_folder
-
-    typer.echo(f"signature: {sign_folder(run, key)}")
+    typer.echo(f"signature: {cli.keys.sign_folder(run, key)}")
 
 
 def verify(
@@ -239,11 +204,10 @@ def verify(
     signed_by: Annotated[Path, option("File of public keys, one on a line.")],
 ) -> None:
     """Say who signed a folder or an evidence pack; exit with 2 if none of the keys did."""
-    from equifed.training.files import StoredRun
-    from equifed.training.keys import check_pack, check_signature, read_key_file
-
     if path.is_dir():
-        name = check_signature(StoredRun(path), read_key_file(signed_by))
+        name = cli.keys.check_signature(
+            cli.training.StoredRun(path), cli.keys.read_key_file(signed_by)
+        )
     else:
-        name = check_pack(path, signed_by)
+        name = cli.keys.check_pack(path, signed_by)
     typer.echo(f"{path}: signed by {name}")

@@ -9,22 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from equifed import cli
 from equifed.cli import terminal
 from equifed.cli.terminal import Count, File, Number, Text, Texts, argument, option
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from equifed.data.columns import Columns, Look
-    from equifed.data.infer import Guess
-    from equifed.privacy.clients import Privacy
-    from equifed.runs.candidates import Choice
-    from equifed.runs.config import RunConfig
-    from equifed.training.history import History
 
 Client = Annotated[Text, option("Column that says whose row it is.")]
 Target = Annotated[Text, option("Column to predict.")]
@@ -47,67 +38,54 @@ def init(
     json: terminal.Json = False,
 ) -> None:
     """Look at a table and write a commented configuration for it, ready to run."""
-    from equifed.runs.init import copy_examples, write_first_config
-
-    if (table is None) == (examples is None):
-        raise ValueError("Give a table (equifed init TABLE.csv), or --examples FOLDER.")
-    if examples is not None:
-        copied = list(map(str, copy_examples(examples, overwrite)))
-        if json:
-            terminal.print_json({"examples": copied})
-        elif not quiet:
-            typer.echo("\n".join(copied))
+    if examples is not None and table is None:
+        copied = list(map(str, cli.first_look.copy_examples(examples, overwrite)))
+        terminal.tell({"examples": copied}, copied, json, quiet)
         return
+    if table is None or examples is not None:
+        raise ValueError("Give a table (equifed init TABLE.csv), or --examples FOLDER.")
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
-    assert table is not None
     console = terminal.open_console(quiet or json)
     columns, guess = guess_table(table, console, client, target, categorical, numeric)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(write_first_config(guess, table, out), encoding="utf-8")
+    out.write_text(cli.first_look.write_first_config(guess, table, out), encoding="utf-8")
     with console.status("trying candidates") as status:
         choice = _try(out, columns, guess, lambda what: status.update(f"solving: {what}"))
-    out.write_text(write_first_config(guess, table, out, choice), encoding="utf-8")
-    if json:
-        terminal.print_json({"out": str(out), **asdict(guess), "choice": str(choice)})
-    elif not quiet:
-        lines = _describe(guess, next(iter(guess.groups), None))
-        lines += [f"chosen      {choice}", f"wrote {out}; next: equifed run {out}"]
-        typer.echo("\n".join(lines))
+    out.write_text(cli.first_look.write_first_config(guess, table, out, choice), encoding="utf-8")
+    lines = _describe(guess, next(iter(guess.groups), None))
+    lines += [f"chosen      {choice}", f"wrote {out}; next: equifed run {out}"]
+    terminal.tell({"out": str(out), **asdict(guess), "choice": str(choice)}, lines, json, quiet)
 
 
 def guess_table(
-    table: Path, console: Console, client: str | None, target: str | None, coded: Texts,
+    table: Path, console: Any, client: str | None, target: str | None, coded: Texts,
     numeric: Texts,
-) -> tuple[Columns, Guess]:  # fmt: skip
+) -> tuple[Any, Any]:  # fmt: skip
     """Return a table's columns and what they are: as given, else as guessed."""
-    from equifed.data.infer import guess_client, guess_columns, guess_target
-
     columns, looks = look_at_table(table, console)
     others = {name: look for name, look in looks.items() if name != target}
-    client = client or _first(guess_client(others, columns.rows), "client", columns)
-    target = target or _first(guess_target(looks, client), "target", columns)
+    client = client or _first(cli.infer.guess_client(others, columns.rows), "client", columns)
+    target = target or _first(cli.infer.guess_target(looks, client), "target", columns)
     codes, numbers = _split_names(coded), _split_names(numeric)
-    return columns, guess_columns(columns, client, target, codes, numbers, looks)
+    return columns, cli.infer.guess_columns(columns, client, target, codes, numbers, looks)
 
 
 def _split_names(given: Texts) -> list[str]:
     return [name.strip() for text in given or [] for name in text.split(",") if name.strip()]
 
 
-def look_at_table(table: Path, console: Console) -> tuple[Columns, dict[str, Look]]:
+def look_at_table(table: Path, console: Any) -> tuple[Any, dict[str, Any]]:
     """Return a table's columns and what they hold; a terminal shows how far that is."""
     from rich.progress import track
 
-    from equifed.data.columns import look_at, read_columns
-
     with console.status(f"reading {table.name}"):
-        columns = read_columns(table)
-    shown = track(
+        columns = cli.columns_of.read_columns(table)
+    rows = track(
         columns.items(), "looking at columns", len(columns), console=console, transient=True,
         disable=not console.is_terminal,
     )  # fmt: skip
-    return columns, {name: look_at(values) for name, values in shown}
+    return columns, {name: cli.columns_of.look_at(values) for name, values in rows}
 
 
 def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
@@ -119,34 +97,30 @@ def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
     return found[0]
 
 
-def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None]) -> Choice:
+def _try(out: Path, columns: Any, guess: Any, tell: Callable[[str], None]) -> Any:
     """Return what ``fit`` would choose, and say now what is wrong with the table.
 
     Of a long table some rows of every client are tried.
     """
-    import numpy as np
-
-    from equifed.data.split import DataWarning
-    from equifed.runs.candidates import choose
-    from equifed.runs.config import RunConfig
-    from equifed.runs.fit import read_data
+    from equifed.data import DataWarning
 
     step = -(-columns.rows // TRIED_ROWS)
     together = guess.groups[0] if guess.groups and step == 1 else None
     try:
-        RunConfig.read(out)
+        cli.configs.RunConfig.read(out)
         with warnings.catch_warnings():
             if step > 1:
                 warnings.simplefilter("ignore", DataWarning)  # they would be about these rows
                 firsts = {client: row for row, client in enumerate(columns[guess.client])}
-                rows = np.union1d(np.arange(0, columns.rows, step), list(firsts.values()))
-                columns = columns.take(rows)
+                columns = columns.take(
+                    cli.np.union1d(cli.np.arange(0, columns.rows, step), [*firsts.values()])
+                )
             told: dict[str, Any] = {
                 "features": guess.features, "task": guess.task, "numeric": guess.numeric,
                 "categorical": guess.categorical, "keep_together": together,
             }  # fmt: skip
-            data = read_data(columns, guess.client, guess.target, 0.25, 0, told)
-        return choose(replace(data, test=None), 0, None, tell, together is None)
+            data = cli.fitting.read_data(columns, guess.client, guess.target, 0.25, 0, told)
+        return cli.candidates.choose(replace(data, test=None), 0, None, tell, together is None)
     except ValueError as error:
         raise ValueError(
             f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "
@@ -154,7 +128,7 @@ def _try(out: Path, columns: Columns, guess: Guess, tell: Callable[[str], None])
         ) from None
 
 
-def _describe(guess: Guess, together: str | None) -> list[str]:
+def _describe(guess: Any, together: str | None) -> list[str]:
     """Return what was found, for a person to check."""
     lines = [
         f"client      {guess.client}",
@@ -201,8 +175,6 @@ def fit(
 
     Of a configuration the data, the model, rounds, seed and local work are taken.
     """
-    from equifed.runs import fit as fitting
-
     console, told, lines = terminal.open_console(quiet or json), dict[str, Any](), list[str]()
     columns = {"keep_together": keep_together, "time": time, "split": split, "report_by": report_by}
     bounds = epsilon, rows_bound, loss_bound, public_preparation or None
@@ -215,7 +187,7 @@ def fit(
                 "data, model, rounds and seed stand in it (--set rounds=20)."
             )
         config = read_config(table, settings)
-        seed, choose = config.seed, partial(fitting.fit_config, config)
+        seed, choose = config.seed, partial(cli.fitting.fit_config, config)
     else:
         if settings:
             raise ValueError("--set changes a configuration; a table has the options of fit.")
@@ -226,7 +198,7 @@ def fit(
         told, lines = asdict(guess), [*_describe(guess, together), ""]
         given: Any = {**columns, "keep_together": together}
         choose = partial(
-            fitting.fit, table, client=guess.client, target=guess.target, task=guess.task,
+            cli.fitting.fit, table, client=guess.client, target=guess.target, task=guess.task,
             features=guess.features, categorical=guess.categorical, numeric=guess.numeric,
             model=model, rounds=rounds, test=test, seed=seed,
             privacy=_make_privacy(*bounds, private_rounds),
@@ -238,32 +210,25 @@ def fit(
             out=folder, tell=lambda what: status.update(f"solving: {what}"), keep_own=keep_own,
             curves=curves, overwrite=overwrite,
         )  # fmt: skip
-    if json:
-        terminal.print_json({"folder": str(folder), **told, **served.to_dict()})
-    elif not quiet:
-        lines += [repr(served), "", f"folder: {folder}; page: {folder / fitting.REPORT}"]
-        lines += [f"next: equifed predict {folder} new.csv --out predictions.csv"]
-        typer.echo("\n".join(lines))
+    lines += [repr(served), "", f"folder: {folder}; page: {folder / cli.fitting.REPORT}"]
+    lines += [f"next: equifed predict {folder} new.csv --out predictions.csv"]
+    terminal.tell({"folder": str(folder), **told, **served.to_dict()}, lines, json, quiet)
 
 
 def _make_privacy(
     epsilon: Number, rows: Number, loss: Number, public: bool | None, rounds: int
-) -> Privacy | None:
-    from equifed.privacy.clients import Privacy
-
+) -> Any:
     if epsilon is None and rows is None and loss is None and not public:
         return None
     if epsilon is None or rows is None or loss is None:
         raise ValueError("Privacy needs --epsilon, --rows-bound and --loss-bound, all three.")
     preparation: Any = "public" if public else "refused"
-    return Privacy(epsilon, rows, loss, rounds, preparation=preparation)
+    return cli.private.Privacy(epsilon, rows, loss, rounds, preparation=preparation)
 
 
-def read_config(path: Path, overrides: Iterable[str] | None) -> RunConfig:
+def read_config(path: Path, overrides: Iterable[str] | None) -> Any:
     """Read a configuration, and say which code it loads."""
-    from equifed.runs.config import RunConfig
-
-    config = RunConfig.read(path, overrides or [])
+    config = cli.configs.RunConfig.read(path, overrides or [])
     for address, code in config.loaded_code:
         typer.echo(f"loads {address} from {code}", err=True)
     return config
@@ -306,31 +271,24 @@ def run(
         raise typer.BadParameter("own models are fitted in one process; leave out --workers.")
     if workers > 1 and not dry_run:
         _run_in_processes(workers, "--engine", "distributed")
-    from equifed.runs import run as runs
-    from equifed.training.trackers import ProgressBar
-
     alone = None if with_alone is None else str(with_alone).lower()
     shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device, "with_alone": alone}
     overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
     parsed = read_config(config, [*(settings or []), *overrides])
     if dry_run:
-        from equifed.runs.init import describe_estimate, estimate
-
-        found = estimate(parsed)
-        terminal.print_json(found) if json else typer.echo(describe_estimate(found))
+        found = cli.first_look.estimate(parsed)
+        terminal.tell(found, [cli.first_look.describe_estimate(found)], json, False)
         return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
     trusted = " --trust" if parsed.loaded_code else ""
     with terminal.resumable(f"equifed resume {folder}{trusted}", folder):
-        with ProgressBar(terminal.open_console(quiet), config.stem) as bar:
-            history = runs.run(
+        with cli.training.trackers.ProgressBar(terminal.open_console(quiet), config.stem) as bar:
+            history = cli.runs.run(
                 parsed, folder, overwrite=overwrite, callbacks=[bar], track=track or []
             )
-        if report and runs.is_first():
-            from equifed.report import build, read_methods, write_report
-
-            page = folder / "report.html"
-            write_report(build(read_methods([folder])), page, per_client=True)
+        if report and cli.runs.is_first():
+            made = cli.reports.build(cli.reports.read_methods([folder]))
+            cli.reports.write_report(made, folder / "report.html", per_client=True)
         _show_end(history, folder, quiet, json)
 
 
@@ -348,13 +306,11 @@ def resume(
     if workers > 1:
         _run_in_processes(workers, *(["--trust"] if trust else []))
     with terminal.resumable(f"equifed resume {folder}{' --trust' if trust else ''}", folder):
-        from equifed.runs import run as runs
-        from equifed.training.folder import is_complete
-        from equifed.training.trackers import ProgressBar
-
-        complete = is_complete(folder)
-        with ProgressBar(terminal.open_console(quiet), folder.name) as bar:
-            history = runs.resume(folder, callbacks=[bar], accept_config=accept_config, trust=trust)
+        complete = cli.training.is_complete(folder)
+        with cli.training.trackers.ProgressBar(terminal.open_console(quiet), folder.name) as bar:
+            history = cli.runs.resume(
+                folder, callbacks=[bar], accept_config=accept_config, trust=trust
+            )
         if complete and not quiet:
             typer.echo(f"{folder} is complete; there is nothing to resume.", err=True)
         _show_end(history, folder, quiet, json)
@@ -362,26 +318,21 @@ def resume(
 
 def _run_in_processes(workers: int, *more: str) -> None:
     """Run this very command in several processes instead, and leave with their status."""
-    from equifed.runs.run import run_workers
-
     if "RANK" not in os.environ:  # else it is one of them
-        raise typer.Exit(run_workers(workers, [*sys.argv[1:], *more]))
+        raise typer.Exit(cli.runs.run_workers(workers, [*sys.argv[1:], *more]))
 
 
-def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
+def _show_end(history: Any, folder: Path, quiet: bool, json: bool) -> None:
     """Show the clients, what happened to them, and where the run is."""
-    from equifed.training.show import describe_events, print_line, tabulate_clients
-
     if json:
-        measured = {(record.split, record.metric) for record in history.metrics}
         found: dict[str, dict[str, dict[str, float]]] = {}
-        for split, metric in sorted(measured):
+        for split, metric in sorted({(record.split, record.metric) for record in history.metrics}):
             found.setdefault(split, {})[metric] = history.per_client(metric, split)
         terminal.print_json({"folder": str(folder), "summary": history.summary(), "clients": found})
         return
     out = terminal.open_console(quiet, stdout=True)
     if history.main_metric() is not None:
-        out.print(tabulate_clients({folder.name: history}))
-    for line in describe_events(history):
-        print_line(out, line, "yellow")
-    print_line(out, f"run folder: {folder}")
+        out.print(cli.shown.tabulate_clients({folder.name: history}))
+    for line in cli.shown.describe_events(history):
+        cli.shown.print_line(out, line, "yellow")
+    cli.shown.print_line(out, f"run folder: {folder}")

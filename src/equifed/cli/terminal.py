@@ -9,18 +9,17 @@ import shlex
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import format_exception
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from equifed import cli
 
 FAILED, BAD_INPUT, INTERRUPTED, LONGEST = 1, 2, 130, 4000
 # What the parser raises: click's ClickException; newer versions of typer have their own.
@@ -57,20 +56,20 @@ def complete_names(section: str) -> Callable[[str], list[str]]:
     """Return what a shell asks for the names of a section of the catalogue."""
 
     def complete(incomplete: str) -> list[str]:
-        from equifed.runs.catalogue import SECTIONS
-
-        return [name for name in SECTIONS[section].entries() if name.startswith(incomplete)]
+        return [
+            name
+            for name in cli.catalogue.SECTIONS[section].entries()
+            if name.startswith(incomplete)
+        ]
 
     return complete
 
 
-def _require_signature(context: typer.Context, keys: Path | None) -> Path | None:
+def _require_signature(context: typer.Context, given: Path | None) -> Path | None:
     """Let the command open no folder that none of these keys has signed."""
-    if keys is not None:
-        from equifed.training.keys import signed_by
-
-        context.with_resource(signed_by(keys))
-    return keys
+    if given is not None:
+        context.with_resource(cli.keys.signed_by(given))
+    return given
 
 
 OVERRIDE = "Override a setting, as --set algorithm.local.lr=0.1; may be repeated."
@@ -90,7 +89,7 @@ SignedBy = Annotated[File, option(SIGNED, callback=_require_signature)]
 # -- output -----------------------------------------------------------------------------------
 
 
-def open_console(quiet: bool = False, stdout: bool = False) -> Console:
+def open_console(quiet: bool = False, stdout: bool = False) -> Any:
     """Return a console; everything but results goes to standard error."""
     from rich.console import Console
 
@@ -99,9 +98,29 @@ def open_console(quiet: bool = False, stdout: bool = False) -> Console:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a document that every reader of JSON accepts: null for what is no finite number."""
-    from equifed.training.files import as_plain
+    print(json.dumps(cli.files.as_plain(document), indent=1))
 
-    print(json.dumps(as_plain(document), indent=1))
+
+def tell(document: Mapping[str, Any], lines: Iterable[str], json: bool, quiet: bool) -> None:
+    """Print what came of a command: JSON, or lines for a person, or nothing."""
+    if json:
+        print_json(document)
+    elif not quiet:
+        typer.echo("\n".join(lines))
+
+
+def print_records(title: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Print records of the same fields as a table."""
+    from equifed.data.describe import Table
+
+    def show(value: Any) -> str:
+        known = value is not None and value == value
+        text = f"{value:.4g}" if isinstance(value, float) else cli.arrays.show_text(str(value))
+        return text if known else ""
+
+    header = tuple(name.replace("_", " ") for name in records[0])
+    rows = [tuple(map(show, record.values())) for record in records]
+    typer.echo(str(Table(title, header, rows)))
 
 
 # -- errors -----------------------------------------------------------------------------------
@@ -129,15 +148,11 @@ class Explaining(TyperGroup):
 @contextmanager
 def resumable(again: str, run: Path | None = None) -> Iterator[None]:
     """Say how to resume what was interrupted: of a run, once there is something to resume."""
-    from equifed.training.checkpoint import handle_signals
-
     try:
-        with handle_signals():
+        with cli.checkpoint.handle_signals():
             yield
     except KeyboardInterrupt:
-        from equifed.training.tables import CONFIG
-
-        if run is not None and not (run / CONFIG).exists():
+        if run is not None and not (run / cli.training.tables.CONFIG).exists():
             raise
         _fail(f"Interrupted. Resume with: {again}", INTERRUPTED)
 
@@ -154,20 +169,18 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def _explain(error: Exception) -> tuple[str, int]:
     """Return a message and an exit code."""
-    from equifed.training.checkpoint import CheckpointError
-    from equifed.training.files import Changed, RunFolderError
-    from equifed.training.play_round import TrainingError
-
     own, message = _find_own_line(error), str(error)
     code: int = getattr(error, "exit_code", BAD_INPUT)
     of_flower = type(error).__module__.startswith("equifed.flower.")
-    if isinstance(error, TrainingError | CheckpointError | Changed):
+    if isinstance(
+        error, cli.training.TrainingError | cli.checkpoint.CheckpointError | cli.files.Changed
+    ):
         code = FAILED
     elif isinstance(error, OSError) and error.filename is not None:
         a_file = isinstance(error, FileExistsError | NotADirectoryError)
         what = "there is a file in the place of a folder" if a_file else error.strerror
         message, code = f"{error.filename}: {what}.", BAD_INPUT
-    elif not (of_flower or isinstance(error, ValueError | RunFolderError | OSError)):
+    elif not (of_flower or isinstance(error, ValueError | cli.files.RunFolderError | OSError)):
         message, code = f"{type(error).__name__}: {error}", FAILED
         message += "" if own else f"\nThis should not happen; {TRACEBACK} where."
     if own:  # where it went wrong; else the line that led there
@@ -190,8 +203,6 @@ def _find_own_line(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> None:
-    from equifed.contract.arrays import show_text
-
-    for line in map(show_text, message.split("\n")):  # a name may have a million letters
+    for line in map(cli.arrays.show_text, message.split("\n")):  # a name may have a million letters
         print(f"equifed: {line[:LONGEST]}{'...' * (len(line) > LONGEST)}", file=sys.stderr)
     raise typer.Exit(code)

@@ -269,7 +269,7 @@ class SiteTrials:
         runs = {family: runs[family] for family in best if family in runs}
         gain = describe_gain(choice, runs, "test", 0.0, False)
         gain += "" if choice.name == BASE else f" {UNKNOWN}"
-        served = Served(choice, gain, list_rows(choice, runs, None, "test"), runs, self.config.seed)
+        served = Served(choice, gain, list_rows(choice, runs, "test"), runs, self.config.seed)
         if self.folder is not None:
             write_file(self.folder.path / CHOICE, seal(served.to_dict()))
             served.report(self.folder.path / REPORT)

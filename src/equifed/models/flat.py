@@ -90,7 +90,7 @@ class FlatModel:
         self.all_shapes = self.shapes | self.own_shapes
         self.size = sum(shape.numel() for shape in self.shapes.values())
         self.own_size = sum(shape.numel() for shape in self.own_shapes.values())
-        if self.size == 0:
+        if not self.all_shapes:
             raise ValueError(
                 "The model has no parameters to train; requires_grad_(True) on some makes them so."
             )

@@ -29,7 +29,7 @@ from equifed.report.numbers import (
 from equifed.report.verdict import Verdict, describe_gain, find_floor, tabulate_alone, write_verdict
 from equifed.training.files import StoredRun
 from equifed.training.history import History
-from equifed.training.tables import OWN, read_model
+from equifed.training.tables import OWN, read_part
 
 MOST_LISTED = 1000
 """Of more clients, the page lists so many lines of all methods together, of those served worst; all
@@ -351,7 +351,7 @@ def describe_own_part(history: History) -> str:
     """Say which parameters clients keep, as the history or its folder has them; "" if none."""
     found: Mapping[str, Any] = history.own or {}
     if not found and history.folder is not None and history.folder.is_dir():
-        found = read_model(StoredRun(history.folder), OWN) or {}
+        found = read_part(StoredRun(history.folder), OWN) or {}
     if not found:
         return ""
     count = sum(np.asarray(values)[0].size for values in found.values())

@@ -6,25 +6,17 @@ Names are imported when they are first used: the catalogue in this package must 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from equifed.runs.build import Run, build_run
-    from equifed.runs.catalogue import unknown
-    from equifed.runs.comparison import merge_tables
-    from equifed.runs.config import RunConfig, apply_override
-    from equifed.runs.many import Job, check_folders, make_job, run_jobs
-    from equifed.runs.run import start
-
-__all__ = [
-    "Job", "Run", "RunConfig", "apply_override", "build_run", "check_folders", "make_job",
-    "merge_tables", "run_jobs", "start", "unknown",
-]  # fmt: skip
-_MODULES = ("catalogue", "config", "build", "many", "run", "comparison")
+_HOMES = {
+    "Job": "many", "Run": "build", "RunConfig": "config", "apply_override": "config",
+    "build_run": "build", "check_folders": "many", "make_job": "many", "merge_tables": "comparison",
+    "run_jobs": "many", "start": "run", "unknown": "catalogue",
+}  # fmt: skip
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    for module in _MODULES if name in __all__ else ():
-        if hasattr(home := importlib.import_module(f"equifed.runs.{module}"), name):
-            return getattr(home, name)
-    raise AttributeError(f"module 'equifed.runs' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'equifed.runs' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"equifed.runs.{_HOMES[name]}"), name)

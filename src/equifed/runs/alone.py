@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -38,10 +37,8 @@ from equifed.models.losses import (
 from equifed.models.newton import MOST_NUMBERS, fit_many
 from equifed.objectives import Average
 from equifed.runs.build import Run, limit_threads
-from equifed.training.final_model import StopWhen
-from equifed.training.folder import RunFolder
-from equifed.training.history import HELD, History
-from equifed.training.loop import train
+from equifed.training import History, RunFolder, StopWhen, train
+from equifed.training.history import HELD
 from equifed.training.tables import MetricRecord
 
 GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # strengths of the penalty that are tried beside the given one
@@ -154,7 +151,9 @@ def alone(
                 UserWarning,
                 stacklevel=2,
             )
-        chosen = _choose(linear, data, found)
+        if len(strengths) > 1:  # those without validation samples keep the first
+            held = (measure_models(data, linear, x, "loss", "validation")[0] for x in found)
+            chosen = np.nan_to_num([record.values for record in held]).argmin(axis=0)
         rows, given = found[chosen, np.arange(len(chosen))], found[0]
     else:
         if algorithm is None or rounds is None:
@@ -240,21 +239,6 @@ def _group_alike(sizes: Index, width: int) -> Iterator[Index]:
     for power in np.unique(powers):
         alike, few = np.flatnonzero(powers == power), max(1, PIECE // (8 * width * 2**power))
         yield from np.split(alike, range(few, len(alike), few))
-
-
-def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
-    """Return which strength has the least loss on each client's validation samples."""
-    best, held = np.zeros(found.shape[1], dtype=np.int64), data.validation
-    if len(found) > 1 and held is not None:
-        places, zero = find_places(model), torch.zeros(model.size, dtype=torch.float64)
-        for i in map(int, np.flatnonzero(held.sizes)):
-            inputs, targets = (as_data(v, torch.float64, "cpu") for v in held.client(i))
-            with torch.no_grad():
-                outputs = model.outputs(zero, inputs)
-                outputs = outputs + read_design(model, inputs) @ found[:, i][:, places.T]
-                told = [model.loss(each, targets).mean() for each in outputs]
-            best[i] = int(np.argmin(told))
-    return best
 
 
 def score_samples(
@@ -351,15 +335,22 @@ def list_beside(built: Run) -> list[str]:
     return found
 
 
-def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[str]) -> History:
+def add_beside(
+    history: History, built: Run, folder: RunFolder | None, wanted: Sequence[str]
+) -> History:
     """Solve what stands beside a trained run; write it into its folder, if any, and finish it."""
-    clients, shown, event = built.clients, history.main_metric(), None
-    folder = None if out is None else RunFolder(out, history.names, clients.group())
+    clients, shown = built.clients, history.main_metric()
+    if not wanted:
+        return history
+    if folder is not None:
+        folder.more = False
     try:
         with limit_threads(built.config.threads):
             if "alone" in wanted:
                 given = built.federation, built.algorithm, built.config.rounds
                 event = fit_alone(history, clients, *given)
+                if folder is not None and event is not None:
+                    folder.event(event)
             if "average" in wanted and shown is not None:
                 metrics = [] if shown[0] in ("loss", "accuracy", "mse") else [shown[0]]
                 history.average = train(
@@ -371,9 +362,6 @@ def add_beside(history: History, built: Run, out: Path | None, wanted: Sequence[
             folder.finish(history)
         raise
     if folder is not None:
-        if event is not None:
-            folder.event(event)
-        folder.beside(history)
         folder.finish(history)
     return history
 

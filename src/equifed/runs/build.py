@@ -29,12 +29,10 @@ from equifed.runs.catalogue import SECTIONS, load_address
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.schema import ConfigError, Table
 from equifed.steps.automatic import with_measured_step
-from equifed.training import History, train
+from equifed.training import Callback, History, RunFolder, train
 from equifed.training.events import show_algorithm
 from equifed.training.final_model import Giver
-from equifed.training.folder import RunFolder
 from equifed.training.tables import FORMAT, package_versions
-from equifed.training.trackers import Callback
 
 HUGE = "number out of range; use a smaller value: "
 
@@ -215,14 +213,11 @@ def resolve_algorithm(
     given: Any, clients: Clients, seed: int, sizes: schema.Sizes = None
 ) -> AnyAlgorithm:
     """Return an algorithm that is given as one, as a name or as a table."""
-    algorithm: AnyAlgorithm = given
-    if isinstance(given, str | Mapping):
-        checker = schema.Checker(measures=True)
-        table = checker.choice("algorithms", given, "algorithm")
-        checker.raise_problems()
-        made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
-        _, algorithm = measure_step(table, made, clients, seed)
-    return algorithm
+    if not isinstance(given, str | Mapping):
+        return given  # type: ignore[no-any-return]
+    table = schema.resolve_choice("algorithms", given, "algorithm", measures=True)
+    made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
+    return measure_step(table, made, clients, seed)[1]
 
 
 def _check_measured(config: RunConfig, data: Federation) -> None:
@@ -233,20 +228,19 @@ def _check_measured(config: RunConfig, data: Federation) -> None:
         check_metrics(load_metrics(evaluated.metrics), data.classes, loss)
     with schema.blame("give_out: "):
         Giver(config.give_out, stop.proof)
-        if config.give_out == "validation" and "validation" not in {*there} & {*evaluated.splits}:
-            raise ValueError(
-                "the validation split is not there or not evaluated; see [data.holdout] and "
-                "evaluate.splits"
-            )
+    known = {*there} & {*evaluated.splits}
+    lacks = config.give_out == "validation" and "validation" not in known
+    why = "the validation split is not there or not evaluated; see [data.holdout]"
+    schema.refuse_settings((lacks, f"give_out: {why} and evaluate.splits"))
     if not stop.needs_metric:
         return
+    wrong = stop.metric == "accuracy" and data.classes is None
     always = ("loss", "accuracy" if data.classes is not None else "mse")
-    if stop.split not in there:
-        has = f"the data have no {stop.split} split; they have {', '.join(there)}"
-        raise ConfigError([f"stop.split: {has} (see [data.holdout])"])
-    if stop.split not in evaluated.splits:
-        raise ConfigError([f"stop.split: {stop.split} is not in evaluate.splits"])
-    if stop.metric == "accuracy" and data.classes is None:
-        raise ConfigError(["stop.metric: accuracy is not defined for regression; use loss"])
-    if stop.metric not in (*always, *evaluated.metrics):
-        raise ConfigError([f"stop.metric: {stop.metric} is not in evaluate.metrics"])
+    has = f"the data have no {stop.split} split; they have {', '.join(there)} (see [data.holdout])"
+    measured = stop.metric in (*always, *evaluated.metrics)
+    schema.refuse_settings(
+        (stop.split not in there, f"stop.split: {has}"),
+        (stop.split not in known, f"stop.split: {stop.split} is not in evaluate.splits"),
+        (wrong, "stop.metric: accuracy is not defined for regression; use loss"),
+        (not measured, f"stop.metric: {stop.metric} is not in evaluate.metrics"),
+    )

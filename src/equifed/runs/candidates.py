@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -16,14 +17,13 @@ from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract import Losses, Stream
 from equifed.data import DataError, Federation, Preparation, Split
 from equifed.data.curves import bend
+from equifed.data.split import refuse_any
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare
 from equifed.runs.alone import build_linear, is_solvable, measure_models, solve_each
 from equifed.runs.build import has_rare_class
 from equifed.runs.linear_paths import LinearPaths, measure
-from equifed.training import History, train
-from equifed.training.files import RunFolderError, as_plain, read_sealed, seal, write_file
-from equifed.training.final_model import StopWhen
+from equifed.training import History, RunFolderError, StopWhen, files, train
 
 L2 = (1e-4, 1e-3, 1e-2, 1e-1)  # penalties that every candidate is tried with
 RHOS = (3.0, 1.0, 0.3, 0.1, 0.03)
@@ -191,17 +191,12 @@ def choose(
 
 def check_clients(data: Federation) -> None:
     """Refuse data in which there is nothing to choose or to learn."""
-    if len(data) == 1:
-        raise DataError(
-            f"fit chooses what serves several clients; there is only one, {data.names[0]!r}. Check "
-            "the client column, or train one model for it with equifed.train."
-        )
-    targets = data.train.targets
-    if (targets == targets[:1]).all():
-        raise DataError(
-            f"Every training row has the target {data.in_units(targets[0])}: there is nothing to "
-            "learn; check the target column."
-        )
+    targets, only = data.train.targets, "fit chooses what serves several clients; there is only one"
+    one = f"{data.in_units(targets[0])}: there is nothing to learn; check the target column"
+    refuse_any(
+        (len(data) == 1, f"{only}, {data.names[0]!r}; check the client column."),
+        ((targets == targets[:1]).all(), f"Every training row has the target {one}."),
+    )
 
 
 def find_best(scores: Mapping[Point, Score]) -> dict[str, Point]:
@@ -318,27 +313,25 @@ def pool(data: Federation) -> Federation:
 
 def solve(data: Federation, points: Sequence[Point], evaluate: Sequence[str]) -> Iterator[History]:
     """Solve one point after the other, each from the model of the one before it."""
-    rare, x = has_rare_class(data), cast(Any, None)
-    for k, point in enumerate(points):
-        if k == 0 or (point.l2, point.own_l2) != (points[k - 1].l2, points[k - 1].own_l2):
-            own: Any = {} if point.own_l2 is None else {"own": "bias", "own_l2": point.own_l2}
-            clients = simulate(data, *model_for(data), l2=point.l2, dtype=torch.float64, **own)
-        run, metrics = FairNewton(point.objective()), ["auroc"] * bool(rare and evaluate)
-        history = train(
-            run, clients, rounds=ROUNDS, every=ROUNDS, stop=StopWhen(at_relative_gap=GAP), x=x,
-            evaluate=evaluate, metrics=metrics, progress=False,
-        )  # fmt: skip
-        x = history.parameters
-        yield history
+    metrics, x = ["auroc"] if has_rare_class(data) and evaluate else [], cast(Any, None)
+    for (l2, own_l2), alike in groupby(points, key=lambda point: (point.l2, point.own_l2)):
+        own: Any = {} if own_l2 is None else {"own": "bias", "own_l2": own_l2}
+        clients = simulate(data, *model_for(data), l2=l2, dtype=torch.float64, **own)
+        for point in alike:
+            history = train(
+                FairNewton(point.objective()), clients, rounds=ROUNDS, every=ROUNDS, x=x,
+                stop=StopWhen(at_relative_gap=GAP), evaluate=evaluate, metrics=metrics,
+                progress=False,
+            )  # fmt: skip
+            x = history.parameters
+            yield history
 
 
 def read_score(history: History, split: str) -> Score:
     """Return what a run says about a split."""
-    shown, kept = history.main_metric(), []
-    for metric in ("loss", "loss" if shown is None else shown[0]):
-        record = history.last(metric, split)
-        kept.append(np.full(len(history.names), np.nan) if record is None else record.values)
-    return Score(*kept)
+    shown, nothing = history.main_metric() or ("loss", split), np.full(len(history.names), np.nan)
+    found = (history.last(metric, split) for metric in ("loss", shown[0]))
+    return Score(*(nothing if record is None else record.values for record in found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,14 +371,14 @@ class Trials:
             return compute()
         path = self.folder / (name.replace(" ", "-").replace(",", "") + ".json")
         if path.exists():
-            held = read_sealed(path)
+            held = files.read_sealed(path)
             refuse_other(held, self.made, self.folder)
             return [Score(**{k: np.array(v, dtype=np.float64) for k, v in one.items()})
                     for one in held["scores"]]  # fmt: skip
         scores = compute()
         told = [{"loss": loss.tolist(), "metric": metric.tolist()} for loss, metric in scores]
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, seal({"made": self.made, "scores": as_plain(told)}))
+        files.write_file(path, files.seal({"made": self.made, "scores": files.as_plain(told)}))
         return scores
 
 

@@ -20,10 +20,11 @@ from equifed.contract.arrays import show_text
 from equifed.contract.evaluation import SPLITS
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
+from equifed.data.split import refuse_any
 from equifed.metrics.metric import Metric
 from equifed.runs.config import RunConfig, apply_override, read_table
 from equifed.runs.many import Job, Task, check_folders, make_job, run_missing
-from equifed.runs.schema import ConfigError, blame
+from equifed.runs.schema import ConfigError, blame, refuse_settings
 from equifed.training import History, TrainingError, lock_folder
 from equifed.training.show import open_axes, tabulate_history
 
@@ -225,13 +226,13 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         key, _, rest = (part.strip() for part in text.partition("="))
         values = [value.strip() for value in rest.split(",")]
-        if not key or not all(values):
-            raise ConfigError([f"--over takes key.path=value,value,...; got {text!r}"])
-        if key in grid or len(set(values)) < len(values):
-            raise ConfigError([f"--over {text}: the key or a value appears twice"])
+        whole, twice = key and all(values), key in grid or len(set(values)) < len(values)
+        refuse_settings(
+            (not whole, f"--over takes key.path=value,value,...; got {text!r}"),
+            (twice, f"--over {text}: the key or a value appears twice"),
+            (key == "seed", "--over seed: seeds are not a setting; use --seeds"),
+        )
         grid[key] = values
-    if "seed" in grid:
-        raise ConfigError(["--over seed: seeds are not a setting; use --seeds"])
     short = [key.rpartition(".")[2] for key in grid]  # settings are named by their last word
     names = short if len(set(short)) == len(grid) else list(grid)
     return {
@@ -287,12 +288,12 @@ def compare_configs(
 
 
 def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None) -> None:
-    if not methods:
-        raise ValueError("There is nothing to compare: methods is empty.")
-    if base is not None and base not in methods:
-        raise ValueError(f"there is no method {base!r}; choose from {', '.join(methods)}.")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be at least one, each once; got {list(seeds)}.")
+    strange, once = base not in (None, *methods), seeds and len(set(seeds)) == len(seeds)
+    refuse_any(
+        (not methods, "There is nothing to compare: methods is empty."),
+        (strange, f"there is no method {base!r}; choose from {', '.join(methods)}."),
+        (not once, f"seeds must be at least one, each once; got {list(seeds)}."),
+    )
 
 
 def name_folders(names: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:

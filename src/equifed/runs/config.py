@@ -20,15 +20,14 @@ from equifed.algorithms.guard import guard_algorithm
 from equifed.algorithms.guard_limits import Guard
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import OwnL2, OwnSteps
-from equifed.data.split import Holdout
+from equifed.data.split import Holdout, refuse_any
 from equifed.privacy.clients import Privacy
 from equifed.runs import schema
 from equifed.runs.catalogue import unknown
 from equifed.runs.schema import Checker, ConfigError, Table, settings
-from equifed.training.files import StoredRun
+from equifed.training import StoredRun, tables
 from equifed.training.final_model import GiveOut, SplitName, StopWhen
 from equifed.training.play_round import MissingPolicy
-from equifed.training.tables import CONFIG
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 
@@ -123,12 +122,13 @@ class Plain:
     with_alone: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise ValueError(f"threads must lie in 1..{MOST_THREADS}, got {self.threads}.")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
+        threads = 1 if self.threads is None else self.threads
+        few = f"threads must lie in 1..{MOST_THREADS}, got {self.threads}."
+        refuse_any(
+            (self.rounds < 1, f"rounds must be at least 1, got {self.rounds}."),
+            (not 1 <= threads <= MOST_THREADS, few),
+            (not 0 <= self.seed < 2**63, f"seed must lie in 0..2^63 - 1, got {self.seed}."),
+        )
 
 
 # Tables with a name: their section of the catalogue, and the settings that all of it share
@@ -195,7 +195,7 @@ class RunConfig(Plain):
     @classmethod
     def of_run(cls, run: StoredRun) -> Self:
         """Return the configuration of a run folder, perhaps of an earlier version."""
-        return cls.from_dict(in_words_of_today(run.toml(CONFIG)), base=run.path)
+        return cls.from_dict(in_words_of_today(run.toml(tables.CONFIG)), base=run.path)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
@@ -306,10 +306,7 @@ def read_data(name: str, overrides: Iterable[str] = ()) -> Table:
     table: Table = {"name": name}
     for override in overrides:
         apply_override(table, override.removeprefix("data."))
-    checker = Checker()
-    resolved = _chosen(checker, "data", table)
-    checker.raise_problems()
-    return resolved
+    return schema.resolve_choice("data", table, "data", settings(DataSettings))
 
 
 def _chosen(checker: Checker, key: str, value: Any) -> Table:

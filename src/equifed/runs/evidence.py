@@ -14,6 +14,7 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,9 @@ from equifed.contract.arrays import show_text
 from equifed.models.export import describe
 from equifed.report import Method, build, csv_text, read_methods, write_card, write_report
 from equifed.runs.load import need_config, read_predictor
-from equifed.training import tables
-from equifed.training.files import RunFolderError, as_plain, digest, write_file
-from equifed.training.folder import is_complete, open_run_folder
-from equifed.training.history import History
-from equifed.training.keys import SIGNATURE, SUMS, SUMS_SIGNATURE, sign_sums
+from equifed.training import History, RunFolderError, is_complete, open_run_folder, tables
+from equifed.training.files import as_plain, digest, refuse_folder, write_file
+from equifed.training.tables import SUMS
 
 __all__ = ["pack_evidence", "write_model_card"]
 
@@ -89,13 +88,17 @@ def pack_evidence(
     path = Path(folder)
     whole = path.absolute()
     target = Path(out) if out is not None else whole.with_name(f"{whole.name}-evidence.zip")
-    if target.is_dir():
-        raise RunFolderError(f"{target} is a folder; give the name of a zip file.")
-    if target.exists() and not overwrite:
-        raise RunFolderError(f"{target} already exists; give --overwrite, or another --out.")
+    there = target.exists() and not overwrite
+    refuse_folder(
+        (target.is_dir(), f"{target} is a folder; give the name of a zip file."),
+        (there, f"{target} already exists; give --overwrite, or another --out."),
+    )
     files = _collect(path, with_model, trust)
     if key is not None:
-        files[SUMS_SIGNATURE] = sign_sums(files[SUMS], key)
+        from equifed.training.keys import PACK_PURPOSE, read_private, sign
+
+        signature = sign(read_private(Path(key)), PACK_PURPOSE, files[SUMS])
+        files[tables.SUMS_SIGNATURE] = f"{signature}\n".encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as pack:
         for name in sorted(files):
@@ -109,12 +112,12 @@ def pack_evidence(
 
 def _collect(path: Path, with_model: bool, trust: bool) -> dict[str, bytes]:
     """Return the files of the pack by name."""
-    if not (path / "rounds.csv").exists():
-        raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
-    if not is_complete(path):
-        raise RunFolderError(f"{path} has not ended; resume it with: equifed resume {path}")
+    refuse_folder(
+        (not (path / "rounds.csv").exists(), f"{path} holds no run: rounds.csv is missing."),
+        (not is_complete(path), f"{path} has not ended; resume it with: equifed resume {path}"),
+    )
     run, history = open_run_folder(path, trust=trust), History.load(path, model=False)
-    names = {*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION, SIGNATURE}
+    names = {*tables.FILES, tables.SUMMARY, tables.CHECKSUMS, FEDERATION, tables.SIGNATURE}
     names -= set() if with_model else {tables.MODEL, tables.OWN}
     files = {f"run/{name}": run.read(name) for name in names if name in run}
     (method,) = read_methods([path])
@@ -138,20 +141,17 @@ def _collect(path: Path, with_model: bool, trust: bool) -> dict[str, bytes]:
 
 def tabulate_clients(history: History) -> str:
     """Return a table with one line per client: every last metric, weight, events about it."""
-    shown = list(dict.fromkeys((r.split, r.metric) for r in history.metrics))
-    kinds = ("quarantine", "guard", "watch")
-    seen = {(e["event"], e.get("client"), e.get("round")) for e in history.events}
-    counts = Counter((event, client) for event, client, _ in seen)
-    weights = history.weights[max(history.weights)] if history.weights else None
     columns: dict[str, list[object]] = {"client": list(history.names)}
-    for split, metric in shown:
-        record = history.last(metric, split)
-        assert record is not None
+    for split, metric in dict.fromkeys((r.split, r.metric) for r in history.metrics):
+        record: Any = history.last(metric, split)
         columns[f"{split} {metric}"] = record.values.tolist()
         columns[f"{split} {metric} n"] = record.sizes.tolist()
-    columns["weight"] = [math.nan] * len(history.names) if weights is None else weights.tolist()
-    for kind in kinds:
-        columns[f"rounds with {kind}"] = [counts[kind, name] for name in history.names]
+    last = history.weights[max(history.weights)].tolist() if history.weights else None
+    columns["weight"] = last or [math.nan] * len(history.names)
+    for kind in ("quarantine", "guard", "watch"):
+        told = {(e.get("client"), e.get("round")) for e in history.list_events(kind)}
+        counts = Counter(client for client, _ in told)
+        columns[f"rounds with {kind}"] = [counts[name] for name in history.names]
     return csv_text(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 

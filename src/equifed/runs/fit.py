@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,23 +12,22 @@ from typing import Any, cast
 from torch import nn
 
 from equifed.contract.local import LocalSGD
-from equifed.data import DataError, Federation
+from equifed.data import Federation
 from equifed.data.curves import bend
 from equifed.data.describe import Table
+from equifed.data.split import refuse_any
 from equifed.models.architectures import MODELS
 from equifed.models.losses import outputs_for, resolve_loss
 from equifed.models.predictor import Predictor
 from equifed.privacy.clients import Privacy
 from equifed.runs import network_fit, outcome
-from equifed.runs.build import build_module, load_data
+from equifed.runs.build import build_module, has_rare_class, load_data
 from equifed.runs.candidates import BASE, SHARE, TRIED, Choice, choose, hold_out
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.private_fit import fit_privately
-from equifed.runs.schema import AUTO, ConfigError, settings
-from equifed.training.files import refuse_links, seal, write_file
-from equifed.training.folder import is_complete, refuse_existing
-from equifed.training.history import History
-from equifed.training.tables import SPLIT
+from equifed.runs.schema import AUTO, refuse_settings, settings
+from equifed.training import History, files, is_complete, tables
+from equifed.training.folder import refuse_existing
 
 CHOICE, REPORT = "choice.json", "report.html"
 # Written where nothing was said of local work: its step size is measured
@@ -86,7 +86,7 @@ class Served:
 
     def predictor(self) -> Predictor:
         """Return what predicts, for each client with its own part or model."""
-        return cast(Predictor, self.history.predictor())
+        return self.history.predictor()  # type: ignore[no-any-return]
 
     def report(self, path: str | Path) -> Path:
         """Write the page: the chosen model beside the average, and every candidate."""
@@ -98,7 +98,7 @@ class Served:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder with the model, which ``equifed predict`` takes, and the choice."""
         folder = self.history.save(path, overwrite=overwrite)
-        write_file(folder / CHOICE, seal(self.to_dict()))
+        files.write_file(folder / CHOICE, files.seal(self.to_dict()))
         return folder
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,7 +182,8 @@ def fit(
     elif network:
         given = cast(Any, model), rounds, local, seed, folder, say
         choice, runs = network_fit.try_networks(untested, *given)
-        finish = partial(network_fit.finish, federation, choice, runs)
+        more = ["auroc"] if has_rare_class(federation) else []
+        finish = partial(outcome.finish_trained, federation, choice, runs, more)
     else:
         apart = any(columns.get(key) for key in ("keep_together", "time", "split"))
         random = not (apart or isinstance(data, Federation))
@@ -191,12 +192,12 @@ def fit(
         cuts = outcome.choose_thresholds(hold_out(bent, seed, random)[0], choice.point)
         finish = partial(outcome.finish, federation, choice, cuts)
     if folder is not None:  # no test row is read before
-        write_file(folder / CHOICE, seal(choice.to_dict()))
+        files.write_file(folder / CHOICE, files.seal(choice.to_dict()))
     served = Served(choice, *finish(), seed)
     if folder is not None:
         served.save(folder, overwrite=True)
         if federation.divided is not None and privacy is None:
-            write_file(folder / SPLIT, federation.divided.encode())
+            files.write_file(folder / tables.SPLIT, federation.divided.encode())
         served.report(folder / REPORT)
     return served
 
@@ -205,22 +206,14 @@ def _check_asked(
     network: bool, rounds: int | None, local: Any, privacy: Any, keep_own: bool, curves: bool
 ) -> None:
     """Refuse what does not go with a network, or with a model that is solved."""
-    private = privacy is not None
-    if curves and (network or private):
-        raise ValueError(
-            "curves=True is for linear models without privacy=: a network bends by itself, and "
-            "knots and more candidates would have to be paid for. Leave it out."
-        )
-    if not network and (rounds is not None or local is not None):
-        raise ValueError("rounds and local are of a network (model=); linear models are solved.")
-    if network and private:
-        raise ValueError(
-            "fit takes no network under privacy=: every candidate would be a whole training, and "
-            "own biases fitted after it have no noise. Leave model out (a linear model), or train "
-            "one network with equifed.train on equifed.simulate(..., privacy=)."
-        )
-    if network and keep_own:
-        raise ValueError("keep_own is about linear own models; leave it out with a network.")
+    bends = "curves=True is for linear models without privacy=: a network bends by itself."
+    private, given = privacy is not None, rounds is not None or local is not None
+    refuse_any(
+        (curves and (network or private), bends),
+        (given and not network, "rounds and local are of a network (model=); others are solved."),
+        (network and private, "fit takes no network under privacy=; train one: equifed.train."),
+        (network and keep_own, "keep_own is about linear own models; leave it out with a network."),
+    )
     if local is not None and not isinstance(local, LocalSGD):
         raise TypeError(f"local must be ef.LocalSGD(...), got {type(local).__name__}.")
 
@@ -240,24 +233,22 @@ def read_data(
         held = {} if columns.get("split") else held
         return Federation.from_table(data, client, target, **{**held, **columns})
     given = {k: v for k, v in {"client": client, "target": target, **columns}.items() if v}
-    if given:
-        raise ValueError(f"A federation has its clients and targets; leave out {', '.join(given)}.")
-    if data.layout is not None:
-        raise DataError(f"fit takes samples of one array; these are {data.layout}.")
-    if data.train.inputs.dtype.kind == "i":
-        raise DataError("fit takes samples of numbers; these are tokens.")
+    tokens = data.train.inputs.dtype.kind == "i"
+    refuse_any(
+        (given, f"A federation has its clients and targets; leave out {', '.join(given)}."),
+        (data.layout is not None, f"fit takes samples of one array; these are {data.layout}."),
+        (tokens, "fit takes samples of numbers; these are tokens."),
+    )
     return data.split(test=test, seed=seed) if data.test is None and test else data
 
 
 def _open(folder: Path, overwrite: bool) -> None:
     """Make the folder, or refuse one that holds something else."""
-    refuse_links(folder)  # what was tried, and is read again, may come from somebody else
+    files.refuse_links(folder)  # what was tried, and is read again, may come from somebody else
     ended = not (folder / CHOICE).exists() or is_complete(folder)  # else killed while saving
     refuse_existing(folder, overwrite or not ended)
     if overwrite:
-        for file in (folder / TRIED).glob("*.json"):
-            file.unlink()
-        network_fit.clear(folder / TRIED)
+        shutil.rmtree(folder / TRIED, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -268,10 +259,12 @@ def fit_config(config: RunConfig, out: Path, **more: Any) -> Served:
     folder with them, for ``equifed predict``.
     """
     shared, usual = settings(ModelSettings), vars(ModelSettings())
-    if odd := [key for key in shared if config.model.get(key, usual[key]) != usual[key]]:
-        raise ConfigError([f"model.{odd[0]}: fit tries penalties and own parts; leave this out"])
-    if config.privacy is not None:
-        raise ConfigError(["privacy: fit takes it from --epsilon and the bounds, for a table"])
+    odd = [key for key in shared if config.model.get(key, usual[key]) != usual[key]]
+    private = config.privacy is not None
+    refuse_settings(
+        (odd, f"model.{', '.join(odd)}: fit tries penalties and own parts; leave this out"),
+        (private, "privacy: fit takes it from --epsilon and the bounds, for a table"),
+    )
     data = load_data(config.data)
     outputs = outputs_for(data, resolve_loss(AUTO, data.classes))
     module = build_module(config, data.input_shape, outputs)
@@ -279,9 +272,8 @@ def fit_config(config: RunConfig, out: Path, **more: Any) -> Served:
         return fit(data, seed=config.seed, out=out, **more)
     local, told = None, config.algorithm.get("local")
     if told not in (None, WORK):
-        if told["lr"] == AUTO:
-            why = "fit measures it for its usual work; give a number"
-            raise ConfigError([f"algorithm.local.lr: {why}"])
+        why = "fit measures it for its usual work; give a number"
+        refuse_settings((told["lr"] == AUTO, f"algorithm.local.lr: {why}"))
         algorithm: Any = build_algorithm(config.algorithm, data.train.sizes.tolist())
         local = algorithm.local
     given: dict[str, Any] = {"rounds": config.rounds, "local": local, **more}

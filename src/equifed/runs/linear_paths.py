@@ -24,8 +24,7 @@ from scipy.special import expit, xlog1py, xlogy
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.data.federation import Federation
-from equifed.objectives import Average, ChiSquare
-from equifed.objectives.base import SaddleObjective
+from equifed.objectives import Average, ChiSquare, SaddleObjective
 from equifed.steps.dual_step import Products, step_exactly
 
 Array: TypeAlias = NDArray[Any]

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,26 +21,29 @@ from equifed.data import DataError, DataWarning, Federation
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.fields import Layout
 from equifed.data.preparation import CategoryColumn, Preparation, Target, digest_json
+from equifed.data.split import refuse_any
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
+from equifed.metrics.metric import as_metrics, find_metric
 from equifed.models.adapted import ByRow, adapt
 from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
 from equifed.models.export import DESCRIPTION, FORMAT, PROGRAM
 from equifed.models.flat import EXAMPLES, FlatModel, as_data
-from equifed.models.losses import fitted_loss
+from equifed.models.losses import DERIVATIVES, fitted_loss
 from equifed.models.own_part import OwnPart
 from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
 from equifed.runs.build import build_module, load_data
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.training.files import RunFolderError, StoredRun, digest, reading
+from equifed.training.files import RunFolderError, StoredRun, digest, reading, refuse_folder
 from equifed.training.folder import open_run_folder
 from equifed.training.history import HELD, History
-from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_model, read_names
+from equifed.training.tables import CONFIG, MODEL, OWN, PREPARATION, RUN, read_names, read_part
 
 # What equifed.personalise found: what came of it, and every client's own parameters
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
+AGAIN = "fit own parts with: equifed personalise"
 
 
 def load_predictor(
@@ -90,11 +93,11 @@ def read_predictor(
             raise RunFolderError(f"{run.path} is an export; personalised=True is for a run.")
         return _read_exported(run)
     made = _read_made(run)
-    told, weights = made["samples"], read_model(run) or {}
+    told, weights = made["samples"], read_part(run, MODEL) or {}
     with nullcontext() if CONFIG in run else reading(run / RUN):
         module, more = _open(run, made, model, weights)
     named = more["own"]
-    own = None if named is None else read_model(run, OWN)
+    own = None if named is None else read_part(run, OWN)
     if personalised:
         own = _read_personalised(run)
     elif named is not None and own is None:
@@ -122,20 +125,22 @@ def load_with_data(
 ) -> tuple[Predictor, Federation]:
     """Return what predicts, and the run's data; refuse others."""
     history = run if isinstance(run, History) else History.load(run, model=False)
-    predictor, folder = cast(Predictor, history.predictor(trust=trust)), history.folder
+    predictor, folder = history.predictor(trust=trust), history.folder
     if data is None:
         if folder is None or not (folder / CONFIG).exists():
             raise ValueError("The run does not record how its data are loaded; pass data=.")
         data = load_data(RunConfig.of_run(StoredRun(folder)).data)
     known = history.provenance.get("data")
     wanted = known.get("sha256") if isinstance(known, Mapping) else None
-    if wanted is not None and wanted != data.checksum():
-        raise ValueError("These data differ from those the run was trained on; pass the same data.")
-    if predictor.clients != data.names:
-        raise ValueError(
-            f"The run's clients are {', '.join(predictor.clients[:5])}, the data's "
-            f"{', '.join(data.names[:5])}; give the data that it was trained on."
-        )
+    other = wanted is not None and wanted != data.checksum()
+    told, mine = (", ".join(names[:5]) for names in (predictor.clients, data.names))
+    refuse_any(
+        (other, "These data differ from those the run was trained on; pass the same data."),
+        (
+            predictor.clients != data.names,
+            f"The run's clients are {told}, those of the data {mine}.",
+        ),
+    )
     return predictor, data
 
 
@@ -144,17 +149,12 @@ def _read_made(run: StoredRun) -> dict[str, Any]:
     made = run.sealed(RUN) if RUN in run else {}
     if "model" not in made:
         need_config(run)
-    if MODEL not in run:
-        raise RunFolderError(
-            f"{run.path} has no {MODEL}: the run has not ended; resume it with: equifed resume "
-            f"{run.path}"
-        )
-    if "samples" not in made:
-        raise RunFolderError(
-            f"{run / RUN} does not record the format of the samples: the engine of this run knew "
-            "vectors alone, or another version wrote it. Load model.safetensors into your module, "
-            "or train again."
-        )
+    unended = f"the run has not ended; resume it with: equifed resume {run.path}"
+    foreign = "its engine knew vectors alone, or another version wrote it; train again"
+    refuse_folder(
+        (MODEL not in run, f"{run.path} has no {MODEL}: {unended}"),
+        ("samples" not in made, f"{run / RUN} does not record the samples: {foreign}."),
+    )
     with reading(run / RUN):
         told = made["samples"]
         classes, names = told["classes"], told["class_names"]
@@ -223,70 +223,55 @@ def _open(
 
 def _read_personalised(run: StoredRun) -> dict[str, Any]:
     """Return the own parts that were fitted after training; they must belong to this model."""
-    if PERSONALISED not in run:
-        raise RunFolderError(
-            f"{run.path} has no {PERSONALISED}: its model has no own parts yet; fit them with: "
-            f"equifed personalise {run.path}"
-        )
-    told = run.sealed(PERSONALISED)
+    refuse_folder(
+        (PERSONALISED not in run, f"{run.path} has no {PERSONALISED}: {AGAIN} {run.path}")
+    )
+    told, file = run.sealed(PERSONALISED), run / PERSONALISED
     run.sums[PERSONAL_PARTS] = told["parts"]
-    parts = read_model(run, PERSONAL_PARTS)
-    if parts is None or told["model"] != digest(run.read(MODEL)):
-        raise RunFolderError(
-            f"{run / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
-            f"again with: equifed personalise {run.path}"
-        )
-    if any(name.startswith("beside:") for name in parts):
-        raise RunFolderError(
-            f"{run / PERSONALISED} has own offsets of version 0.2, which are no longer part of "
-            f"equifed; fit own parts again with: equifed personalise {run.path}"
-        )
+    parts: dict[str, Any] = read_part(run, PERSONAL_PARTS) or {}
+    other = not parts or told["model"] != digest(run.read(MODEL))
+    old = any(name.startswith("beside:") for name in parts)
+    refuse_folder(
+        (other, f"{file} is damaged or belongs to another model than {MODEL}; {AGAIN} {run.path}"),
+        (old, f"{file} has own offsets of version 0.2, which were removed; {AGAIN} {run.path}"),
+    )
     return parts
 
 
 def read_preparation(run: StoredRun) -> Preparation | None:
     """Return how the data of a run were prepared; None for data that came as arrays."""
-    try:
+    with reading(run / RUN):
         told = run.json(RUN)["data"].get("preparation")
-        if told is None and PREPARATION not in run:
-            return None
+    if told is None and PREPARATION not in run:
+        return None
+    return _match_preparation(run, told, "start the run again")
+
+
+def _match_preparation(run: StoredRun, wanted: str, cure: str) -> Preparation:
+    """Return the preparation that a folder holds, if its checksum is the one wanted."""
+    with reading(run / PREPARATION):
         held = run.json(PREPARATION)
         found = Preparation.from_json(held)
-    except (RunFolderError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{run / PREPARATION} cannot be read ({error}); start the run again."
-        ) from None
-    if digest_json(held) != told:
-        raise RunFolderError(
-            f"{run / PREPARATION} is not the preparation that the run was trained with; start the "
-            "run again."
-        )
+    other = f"{run / PREPARATION} is not the preparation that the run was trained with; {cure}."
+    refuse_folder((digest_json(held) != wanted, other))
     return found
 
 
 def _read_exported(run: StoredRun) -> Predictor:
     """Return the predictor of an exported folder with a program of ``torch.export``."""
     told, prepared = run.json(DESCRIPTION), None
-    if told.get("format") != FORMAT:
-        raise ValueError(
-            f"{run / DESCRIPTION} has the format {told.get('format')}, this version reads "
-            f"{FORMAT}; export the run again."
-        )
-    if told.get("thresholds"):
-        raise ValueError(f"{run.path} has thresholds of clients, now gone; export the run again.")
-    if PROGRAM not in run:
-        raise ValueError(
-            f"{run.path} holds no program ({PROGRAM}); export the run again with --torch, or give "
-            "the run's own folder."
-        )
-    if (wanted := told["preparation_sha256"]) is not None:
-        if PREPARATION not in run:
-            raise ValueError(f"{run.path} lacks {PREPARATION}: rows cannot be prepared.")
-        prepared = Preparation.from_json(run.json(PREPARATION))
-        if prepared.digest() != wanted:
-            raise ValueError(
-                f"{run / PREPARATION} is not the preparation that the model was exported with."
-            )
+    wanted, given, again = (
+        told.get("preparation_sha256"),
+        told.get("format"),
+        "export the run again",
+    )
+    refuse_folder(
+        (given != FORMAT, f"{run / DESCRIPTION} has the format {given}, not {FORMAT}; {again}."),
+        (told.get("thresholds"), f"{run.path} has thresholds of clients, now gone; {again}."),
+        (PROGRAM not in run, f"{run.path} holds no program ({PROGRAM}); {again} with --torch."),
+    )
+    if wanted is not None:
+        prepared = _match_preparation(run, wanted, again)
         if prepared.target.is_scaled:  # the program answers in the unit itself
             prepared = replace(prepared, target=Target(prepared.target.name))
     program = torch.export.load(io.BytesIO(run.read(PROGRAM))).module()
@@ -325,7 +310,7 @@ def evaluate(
     if CONFIG not in run and str(told.get("loss")) not in named:
         raise RunFolderError(f"{run.path} has a loss of your own; use equifed.load_predictor.")
     loss = losses[told["loss"]].load() if CONFIG in run else named[told["loss"]]
-    evaluator, x, own = open_evaluator(predictor, federation, loss, getattr(torch, told["dtype"]))
+    evaluator, x, own = open_evaluator(predictor, federation, loss)
     (measured,) = evaluator(x, ("train",), own=own)
     history, found = History.load(run.path, model=False), list[Drift]()
     for metric, values in measured.metrics.items():
@@ -342,14 +327,15 @@ def evaluate(
 
 
 def open_evaluator(
-    predictor: Predictor, data: Federation, loss: Any, dtype: torch.dtype
+    predictor: Predictor, data: Federation, loss: Any
 ) -> tuple[FederationEvaluator, torch.Tensor, torch.Tensor | None]:
     """Return what measures a model on data, its shared vector, and every client's own part.
 
     Of clients that took no part in training that is the mean.
     """
     part = OwnPart(tuple(predictor.own), "joint", 0.0) if predictor.own else None
-    few, rows = as_data(data.train.inputs[:EXAMPLES], dtype, "cpu"), None
+    dtype, rows = next(predictor.module.parameters()).dtype, None
+    few = as_data(data.train.inputs[:EXAMPLES], dtype, "cpu")
     model = FlatModel(predictor.module, loss, few, dtype=dtype, own=part)
     if part is not None:
         parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
@@ -359,6 +345,15 @@ def open_evaluator(
         found = [known[place[n]] if n in place else known.mean(0) for n in data.names]
         rows = torch.stack(found)
     return FederationEvaluator(data, model), model.flatten(predictor.module), rows
+
+
+def measure_again(run: History, data: Federation, split: str, metrics: Sequence[str] = ()) -> None:
+    """Measure what a run's predictor answers now, in the place of the last evaluation."""
+    predictor, last, asked = run.predictor(), run.rounds[-1].round, as_metrics(metrics)
+    evaluator, x, own = open_evaluator(predictor, data, DERIVATIVES[predictor.loss].loss)
+    run.metrics = [r for r in run.metrics if (r.round, r.split) != (last, split)]
+    found = run.add_evaluation(last, evaluator(x, [split], asked, own))
+    run.details = evaluator.describe(split, x, [find_metric(r.metric) for r in found], own)
 
 
 def _group(predictor: Predictor, table: Any, client: str | None, classes: int | None) -> Federation:

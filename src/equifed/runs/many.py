@@ -22,11 +22,9 @@ from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.runs.build import limit_threads, resolve_algorithm
 from equifed.runs.config import RunConfig
 from equifed.runs.schema import AUTO, ConfigError, blame
-from equifed.training import History, TrainingError, train
-from equifed.training.files import RunFolderError, StoredRun, digest, refuse_links
-from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
+from equifed.training import History, RunFolder, TrainingError, files, is_complete, tables, train
+from equifed.training.folder import find_addresses, find_code
 from equifed.training.show import print_line
-from equifed.training.tables import CONFIG, RUN, describe_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +55,15 @@ class Job(Planned):
     @property
     def started(self) -> bool:
         """Whether the folder holds a run."""
-        return bool((self.folder / CONFIG).exists())
+        return bool((self.folder / tables.CONFIG).exists())
 
     def check(self) -> None:
         """Refuse the folder if its run is of another configuration."""
         # Code that the folder names and the given configuration does not is never loaded.
-        wanted, stored = self.config.to_dict(), StoredRun(self.folder)
+        wanted, stored = self.config.to_dict(), files.StoredRun(self.folder)
         foreign = set(find_code(stored)) - find_addresses(wanted)
         if foreign or not _agree(wanted, RunConfig.of_run(stored).to_dict()):
-            raise RunFolderError(
+            raise files.RunFolderError(
                 f"{self.folder} holds a run of another configuration; choose another folder, or "
                 "pass --overwrite to run everything again."
             )
@@ -125,11 +123,11 @@ class Task(Planned):
         model: Any = self.model
         if isinstance(model, nn.Module):
             values = (v.detach().cpu().numpy().tobytes() for v in model.state_dict().values())
-            weights = digest(b"".join(values))
+            weights = files.digest(b"".join(values))
             model = {"module": " ".join(str(model).split()), "weights": weights}
         told = {"loss": self.loss, "engine": dict(sorted(self.engine.items())), **self.options}
         told["algorithm"] = self.algorithm
-        return {"data": self.data.checksum(), "model": model, **describe_value(told)}
+        return {"data": self.data.checksum(), "model": model, **tables.describe_value(told)}
 
     def run(self, progress: bool | None = False) -> History | str:
         """Train, save, and return the history, or why it failed."""
@@ -151,11 +149,11 @@ class Task(Planned):
 
     def check(self) -> None:
         """Refuse the folder if its run is of other settings."""
-        stored, wanted = StoredRun(self.folder), describe_value(self.describe())
-        told = stored.sealed(RUN).get("task") if RUN in stored else None
+        stored, wanted = files.StoredRun(self.folder), tables.describe_value(self.describe())
+        told = stored.sealed(tables.RUN).get("task") if tables.RUN in stored else None
         known = told if isinstance(told, dict) else {}
         if other := [key for key in wanted if known.get(key) != wanted[key]]:
-            raise RunFolderError(
+            raise files.RunFolderError(
                 f"{self.folder} holds a run with other settings ({', '.join(other)}); choose "
                 "another folder, or give overwrite=True to run everything again."
             )
@@ -172,12 +170,12 @@ def check_folders(planned: Sequence[Job | Task], overwrite: bool = False) -> Non
             continue
         owner = owners.setdefault(job.folder, job)
         if owner is not job:
-            raise RunFolderError(
+            raise files.RunFolderError(
                 f"{owner.title!r} and {job.title!r} would share the folder {job.folder}; "
                 "rename one of them."
             )
         if job.started:
-            refuse_links(job.folder)
+            files.refuse_links(job.folder)
             if overwrite:
                 RunFolder(job.folder, ()).create(overwrite=True)
             else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -20,20 +20,14 @@ from equifed.data.federation import Federation
 from equifed.engines.evaluate import to_array
 from equifed.engines.simulate import Simulated, simulate
 from equifed.metrics.metric import find_metric
-from equifed.models import losses
 from equifed.models.curvature import linear_layer
 from equifed.models.own_part import choose_own
 from equifed.models.predictor import Predictor
 from equifed.objectives import ChiSquare
 from equifed.runs import candidates, personalise
 from equifed.runs.alone import in_units
-from equifed.runs.build import has_rare_class
 from equifed.runs.candidates import TRIED, Choice, Point, Score
-from equifed.runs.load import open_evaluator
-from equifed.runs.outcome import Found, conclude
-from equifed.training import History, train
-from equifed.training.files import digest, read_sealed, seal, write_file
-from equifed.training.folder import RunFolder
+from equifed.training import History, RunFolder, files, train
 from equifed.training.units import settle_work
 
 FAIR = (1.0, 0.1)  # strengths rho of chi-square; every one is a whole training
@@ -67,7 +61,7 @@ def is_network(model: nn.Module | str | None, data: Federation) -> bool:
 def try_networks(
     data: Federation, model: nn.Module | str, rounds: int | None, local: LocalSGD | None, seed: int,
     folder: Path | None, tell: Callable[[str], None],
-) -> tuple[Choice, dict[str, History]]:  # fmt: skip
+) -> tuple[Choice, dict[Point, History]]:  # fmt: skip
     """Train for every objective with the same work, fit own biases, choose on validation rows."""
     candidates.check_clients(data)
     data, rounds = candidates.with_validation(data, seed), ROUNDS if rounds is None else rounds
@@ -78,7 +72,7 @@ def try_networks(
         point = Network(0.0, rho=rho, rounds=rounds)
         tell(f"network, {'average' if rho is None else f'fair, rho = {rho:g}'}")
         run = runs[point] = _train(point, work, clients, seed, tried)
-        predictor = cast(Predictor, run.predictor())
+        predictor = run.predictor()
         names = choose_own(predictor.module, "bias")
         found, fits, sources = personalise.fit_last_layer(predictor, data, names, None, None)
         how = "; ".join(f"on {source} samples: {fit}" for source, fit in fits.items())
@@ -100,23 +94,7 @@ def try_networks(
         alike = "training rows of one class only; an own bias may simply always answer it."
         notes.append(f"{candidates.join_names(one_class)}: {alike}")
     named = str(clients.origin()["model"]), str(predictor.loss)
-    choice = Choice.take(scores, candidates.describe_held(data), named, notes)
-    return choice, {family: runs[p] for family, p in choice.best.items()}
-
-
-def finish(data: Federation, choice: Choice, runs: dict[str, History]) -> Found:
-    """Read test rows: what was gained, a row for every kind of candidate, and their runs."""
-    split = "train" if data.test is None else "test"
-    more = [find_metric("auroc")] if has_rare_class(data) else []
-    for run in runs.values():  # nothing is trained any more
-        predictor = cast(Predictor, run.predictor())
-        dtype = next(predictor.module.parameters()).dtype
-        loss = getattr(losses, str(predictor.loss))
-        evaluator, x, own = open_evaluator(predictor, data, loss, dtype)
-        run.add_evaluation(run.rounds[-1].round, evaluator(x, [split], more, own))
-        shown = [find_metric(r.metric) for r in run.metrics if r.split == split]
-        run.details = evaluator.describe(split, x, shown, own)
-    return conclude(choice, runs, dict.fromkeys(runs, data))
+    return Choice.take(scores, candidates.describe_held(data), named, notes), runs
 
 
 def _prepare(
@@ -126,7 +104,7 @@ def _prepare(
     """Return clients and their work, those of an interrupted fit where there was one."""
     held = None
     if tried is not None and (tried / MADE).exists():
-        held = read_sealed(tried / MADE)
+        held = files.read_sealed(tried / MADE)
     clients = simulate(data, model, engine="auto" if held is None else held["made"]["engine"])
     x = clients.initial(Stream(seed).at("initial"))  # where training starts
     if local is None:
@@ -134,15 +112,15 @@ def _prepare(
         local = settle_work(plain, clients, x, stream)[0].local
     made = {
         "data": data.checksum(), "seed": seed, "rounds": rounds, "local": repr(local),
-        "tried": FAIR, "model": clients.origin()["model"], "start": digest(to_array(x).tobytes()),
-        "engine": clients.engine,
+        "tried": FAIR, "model": clients.origin()["model"], "engine": clients.engine,
+        "start": files.digest(to_array(x).tobytes()),
     }  # fmt: skip
     if tried is not None and held is not None:
         candidates.refuse_other(held, made, tried)
     elif tried is not None:
-        clear(tried)
+        shutil.rmtree(tried, ignore_errors=True)
         tried.mkdir(parents=True, exist_ok=True)
-        write_file(tried / MADE, seal({"made": made}))
+        files.write_file(tried / MADE, files.seal({"made": made}))
     return clients, local
 
 
@@ -151,24 +129,16 @@ def _train(
 ) -> History:
     """Train, or go on from where an interrupted fit was."""
     algorithm: Any = FedAvg(work, weighting="uniform")
+    place, resume, name = None, False, "average"
     if point.rho is not None:
-        algorithm = Reweighted(ChiSquare(point.rho), work)
-    place, resume = None, False
+        algorithm, name = Reweighted(ChiSquare(point.rho), work), f"fair-{point.rho:g}"
     if tried is not None:
-        name = "average" if point.rho is None else f"fair-{point.rho:g}"
         place = RunFolder(tried / name, clients.names)
         resume = any(place.checkpoints.glob("*.json"))
         if not resume:
             place.create(overwrite=True)
     told: Any = {"every": point.rounds, "folder": place, "resume": resume, "progress": False}
     return train(algorithm, clients, rounds=point.rounds, seed=seed, **told)
-
-
-def clear(tried: Path) -> None:
-    """Remove trainings of an earlier fit."""
-    (tried / MADE).unlink(missing_ok=True)
-    for run in tried.glob("*/rounds.csv"):
-        shutil.rmtree(run.parent)
 
 
 def _judge(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from equifed.contract import Losses, Stream
-from equifed.contract.evaluation import Details, Hits
+from equifed.contract import Losses
+from equifed.contract.evaluation import Details
 from equifed.data.curves import bend, find_lines
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
-from equifed.engines.evaluate import describe_client, gives_probabilities
 from equifed.metrics import Metric, find_metric, worst_fraction
 from equifed.models.curvature import find_places
 from equifed.models.flat import FlatModel
@@ -28,9 +27,10 @@ from equifed.models.predictor import Predictor, class_scores
 from equifed.report.methods import Scale
 from equifed.report.verdict import compare_federation
 from equifed.runs import candidates
-from equifed.runs.alone import Alone, build_linear, measure_models, score_samples, solve_each
-from equifed.runs.candidates import ALONE, BASE, Choice, Point, Score
+from equifed.runs.alone import Alone, build_linear, solve_each
+from equifed.runs.candidates import ALONE, BASE, Choice, Point
 from equifed.runs.linear_paths import LinearPaths, predict_split
+from equifed.runs.load import measure_again
 from equifed.training.history import History
 
 LEVEL = 0.05  # gains that chance alone would give more often than this are called chance
@@ -46,7 +46,7 @@ def finish(data: Federation, choice: Choice, thresholds: Losses) -> Found:
     bent = whole if choice.bent is None else bend(whole, choice.bent)
     given = {name: bent if point.curves else whole for name, point in wanted.items()}
     runs = {k: next(candidates.solve(given[k], [p], (split,))) for k, p in wanted.items()}
-    mine, alone = runs[choice.name], dict[str | None, Losses]()
+    mine, alone = runs[choice.name], None
     if ALONE in choice.scores:
         linear, strengths = build_linear(whole, *choice.model), np.unique(choice.alone_l2)
         solved, _ = solve_each(linear, whole, strengths.tolist())
@@ -57,52 +57,46 @@ def finish(data: Federation, choice: Choice, thresholds: Losses) -> Found:
             widened = rows.new_zeros(len(rows), wide.size)
             widened[:, find_places(wide)[:, [*lines, -1]]] = rows[:, find_places(linear)]
             whole, linear, rows = bent, wide, widened
-        for metric in ("loss", None, *(["auroc"] if mine.last("auroc", split) else [])):
-            alone[metric] = measure_models(whole, linear, rows, metric, split)[0].values
+        alone = give_own(mine, whole, linear, rows, data.names, split)
         how = "own models by Newton's method, l2 chosen on held-out rows"
-        given_l2 = alone["loss"], choice.alone_l2
+        given_l2 = candidates.read_score(alone, split).loss, choice.alone_l2
         told = Alone.measure(whole, linear, rows, *given_l2, how, split=split)
-        replace_models(mine, whole, linear, rows, choice.keepers, split)
+        if choice.keepers:
+            mine = runs[choice.name] = give_own(mine, whole, linear, rows, choice.keepers, split)
         told.add_to(mine)
     own = np.where(np.isin(data.names, choice.keepers), math.nan, thresholds)
     add_decisions(mine, given[choice.name], split, own)
     return conclude(choice, runs, given, alone)
 
 
-def replace_models(
-    history: History, data: Federation, linear: FlatModel, rows: Tensor, keepers: Sequence[str],
+def finish_trained(
+    data: Federation, choice: Choice, runs: Mapping[Point, History], metrics: Sequence[str] = ()
+) -> Found:
+    """Read test rows with the best of every kind as they were trained: none is solved again."""
+    best = {family: runs[point] for family, point in choice.best.items()}
+    for run in best.values():
+        measure_again(run, data, "train" if data.test is None else "test", metrics)
+    return conclude(choice, best, dict.fromkeys(best, data))
+
+
+def give_own(
+    history: History, data: Federation, linear: FlatModel, rows: Tensor, names: Sequence[str],
     split: str,
-) -> None:  # fmt: skip
-    """Give some clients their own model in place of the shared one, and measure it."""
-    if not keepers:
-        return
-    predictor, parts, held = cast(Predictor, history.predictor()), [], data.splits()[split]
-    for name, x in zip(data.names, rows, strict=True):
+) -> History:  # fmt: skip
+    """Return a run in which some clients have their own model in the place of the shared one."""
+    predictor = history.predictor()
+
+    def find(name: str, x: Tensor) -> dict[str, Tensor]:
         shared = dict(predictor.module_for(name).named_parameters())
-        mine = linear.unflatten(x) if name in keepers else {k: shared[k] for k in linear.shapes}
-        parts.append({k: p.detach().to(torch.float64) for k, p in mine.items()})
-    own = {k: torch.stack([part[k] for part in parts]) for k in parts[0]}
-    history.own, history.trained = own, replace(predictor, own=own)
-    history.provenance["own"] = list(own)
-    for i in map(data.names.index, keepers):
-        if not held.sizes[i]:
-            continue
-        scores, kinds = score_samples(data, linear, rows[i], *held.client(i)), list[Metric]()
-        for k, record in enumerate(history.metrics):
-            if record.split == split:
-                kinds.append(find_metric(record.metric))
-                values = record.values.copy()
-                values[i] = kinds[-1].measure(scores.targets, scores.answer(kinds[-1].needs))
-                history.metrics[k] = replace(record, values=values)
-        if (hits := history.hits.get(split)) is not None:
-            correct = hits.correct.copy()
-            correct[held.rows()[i]] = scores.answer("prediction") == scores.targets
-            history.hits[split] = Hits(correct, hits.checksums)
-        if (details := history.details) is not None and details.split == split:
-            stream, clients = Stream(0).at("details", data.names[i], split), list(details.clients)
-            sure = data.classes is not None and gives_probabilities(linear.loss)
-            clients[i] = describe_client(scores, kinds, held.client_groups(i), stream, sure)
-            history.details = Details(split, tuple(clients))
+        return linear.unflatten(x) if name in names else shared
+
+    models = [*map(find, data.names, rows)]
+    own = {k: torch.stack([m[k].detach().double() for m in models]) for k in linear.shapes}
+    made: Any = {"metrics": [*history.metrics], "events": [*history.events]}
+    made["provenance"] = {**history.provenance, "own": [*own]}
+    found = replace(history, own=own, trained=replace(predictor, own=own), **made)
+    measure_again(found, data, split, ["auroc"] if history.last("auroc", split) else [])
+    return found
 
 
 # -- what predictions are worth at every client, and what thresholds of their own would change -----
@@ -117,14 +111,12 @@ def choose_thresholds(folds: Sequence[Federation], point: Point) -> Losses:
     found = np.full(len(folds[0]), math.nan)
     if folds[0].classes != 2 or not LinearPaths.serves(folds[0]):
         return found
-    rows, wanted, owners = [], [], []
+    told = []
     for fold in folds:
-        assert fold.validation is not None
-        at = LinearPaths(fold).solve(point.l2, point.own_l2, point.rho)
-        rows.append(predict_split(fold, at, "validation"))
-        wanted.append(fold.validation.targets)
-        owners.append(fold.validation.owners())
-    scores, targets, owner = map(np.concatenate, (rows, wanted, owners))
+        at, held = LinearPaths(fold).solve(point.l2, point.own_l2, point.rho), fold.splits()
+        part = held["validation"]
+        told.append((predict_split(fold, at, "validation"), part.targets, part.owners()))
+    scores, targets, owner = map(np.concatenate, zip(*told, strict=True))
     for i in range(len(found)):
         mine = owner == i
         if mine.sum() >= candidates.ENOUGH:
@@ -152,7 +144,7 @@ def find_threshold(scores: Array, targets: Array) -> float:
 
 def add_decisions(history: History, data: Federation, split: str, thresholds: Losses) -> None:
     """Put into the details of a run what its predictions are worth at every client."""
-    predictor, part = cast(Predictor, history.predictor()), data.splits()[split]
+    predictor, part = history.predictor(), data.splits()[split]
     if history.details is None or history.details.split != split or part.targets.ndim > 1:
         return
     if data.classes not in (None, 2):
@@ -192,21 +184,14 @@ def _answer(predictor: Predictor, data: Federation, split: str) -> Array:
 
 def conclude(
     choice: Choice, runs: dict[str, History], given: dict[str, Federation],
-    alone: Mapping[str | None, Losses] | None = None,
+    alone: History | None = None,
 ) -> Found:  # fmt: skip
-    """Say what was gained; ``given`` has the data of every run, ``alone`` what own models have."""
+    """Say what was gained; ``given`` has the data of every run, ``alone`` has own models."""
     data, mine = given[choice.name], runs[choice.name]
     split = "train" if data.test is None else "test"
-    score = Score(alone["loss"], alone[None]) if alone else None
     apart = np.isin(data.names, data.find_one_class())  # alone they always answer their class
-    rows = list_rows(choice, runs, score, split, apart)
-    if runs[BASE].last("auroc", split) is not None:  # accuracy says little where a class is rare
-        found = {name: run.last("auroc", split) for name, run in runs.items()}
-        areas = {name: record.values for name, record in found.items() if record is not None}
-        areas |= {ALONE: alone["auroc"]} if alone else {}
-        for row in rows:
-            values = areas[row["candidate"]]
-            row[split]["auroc"] = summarise(values, find_metric("auroc"))["average"]
+    shown = runs if alone is None else {**runs, ALONE: alone}
+    rows = list_rows(choice, shown, split, apart)
     if data.test is None:
         return "There are no test rows, so what the choice brings is not known.", rows, runs
     scored = (score_rows(given[k], runs[k].predictor(), split) for k in (choice.name, BASE))
@@ -217,25 +202,25 @@ def conclude(
 
 
 def list_rows(
-    choice: Choice, runs: dict[str, History], alone: Score | None, split: str, apart: Any = False
+    choice: Choice, runs: Mapping[str, History], split: str, apart: Any = False
 ) -> list[dict[str, Any]]:
     """Return a row for every kind of candidate; clients ``apart`` are not compared with alone."""
-    kind = main_metric(runs[BASE])
+    kind, rows = main_metric(runs[BASE]), []
     last = {k: candidates.read_score(run, split) for k, run in runs.items()}
-    last |= {} if alone is None else {ALONE: alone}
-    rows = []
     for name, score in last.items():
         point = {**choice.best, choice.name: choice.point}.get(name)
         row: dict[str, Any] = {"candidate": name, "chosen": name == choice.name}
         row |= {"settings": "" if point is None else point.settings, "metric": kind.name}
         held = choice.scores[name], choice.scores.get(ALONE)
-        for label, mine, own in (("validation", *held), (split, score, alone)):
+        for label, mine, own in (("validation", *held), (split, score, last.get(ALONE))):
             row[label] = {"loss": mine.mean}
             if label == split or not choice.noised:  # else nothing else was asked
                 row[label] |= summarise(mine.metric, kind)
             if own is not None and name != ALONE:
                 better = ~np.asarray(apart) & (own.loss < mine.loss)
                 row[label]["better_alone"] = int(better.sum())
+        if area := runs[name].last("auroc", split):  # accuracy says little of a rare class
+            row[split]["auroc"] = summarise(area.values, find_metric("auroc"))["average"]
         rows.append(row)
     return rows
 
@@ -258,23 +243,19 @@ def summarise(values: Losses, kind: Metric) -> dict[str, float]:
 def tabulate(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the rows of a fit as a table."""
     kind, area = find_metric(rows[0]["metric"]), find_metric("auroc")
-    header, lines = ["candidate"], [[r["candidate"] + " *" * r["chosen"]] for r in rows]
+    columns = [("candidate", [row["candidate"] + " *" * row["chosen"] for row in rows])]
     for split in (key for key, told in rows[0].items() if isinstance(told, dict)):
-        known = rows[0][split]
-        if "average" not in known:  # under privacy
-            header.append(f"{split} loss, noised")
-        else:
-            header += [f"{split} {kind.label}", "worst fifth", "better alone"]
-            header += ["AUROC"] if "auroc" in known else []
-        for row, cells in zip(rows, lines, strict=True):
-            told = row[split]
-            if "average" not in known:
-                cells.append(f"{told['loss']:.4g}")
-                continue
-            cells += [kind.write(told[k]) for k in ("average", "worst_fifth")]
-            cells += [str(told.get("better_alone", ""))]
-            cells += [area.write(told["auroc"])] if "auroc" in told else []
-    return Table("* chosen, on validation rows", tuple(header), [tuple(cells) for cells in lines])
+        told = [row[split] for row in rows]
+        if "average" not in told[0]:  # under privacy
+            columns.append((f"{split} loss, noised", [f"{t['loss']:.4g}" for t in told]))
+            continue
+        columns.append((f"{split} {kind.label}", [kind.write(t["average"]) for t in told]))
+        columns.append(("worst fifth", [kind.write(t["worst_fifth"]) for t in told]))
+        columns.append(("better alone", [str(t.get("better_alone", "")) for t in told]))
+        if "auroc" in told[0]:
+            columns.append(("AUROC", [area.write(t["auroc"]) for t in told]))
+    header, cells = zip(*columns, strict=True)
+    return Table("* chosen, on validation rows", header, [*zip(*cells, strict=True)])
 
 
 def score_rows(data: Federation, predictor: Any, split: str) -> list[Losses]:
@@ -317,10 +298,7 @@ def describe_gain(
     kind, chance = main_metric(runs[BASE]), choice.name != BASE and unlike >= LEVEL
     mine, base = (candidates.read_score(runs[k], split).metric for k in (choice.name, BASE))
     now, then = ({k: kind.write(v) for k, v in summarise(v, kind).items()} for v in (mine, base))
-    whom, label = (
-        "Worst-served " + ("fifth" if len(mine) > 5 else "client"),
-        f"{split} {kind.label}",
-    )
+    whom, label = f"Worst-served {'fifth' if len(mine) > 5 else 'client'}", f"{split} {kind.label}"
     told = []
     if all_alone:
         told.append(

@@ -17,21 +17,19 @@ from torch import Tensor
 
 from equifed.contract import Index, LocalSGD, Losses, MissingClients, Stream
 from equifed.data import Federation, Split
+from equifed.data.split import refuse_any
 from equifed.engines.evaluate import SampleScores
 from equifed.engines.simulate import simulate
 from equifed.metrics import Interval, find_metric, mean_interval
-from equifed.metrics.paired import count_pairs, newcombe_interval
+from equifed.metrics.paired import combine_sources, count_pairs, newcombe_interval
 from equifed.models import losses
 from equifed.models.losses import DERIVATIVES
 from equifed.models.newton import fit_linear
 from equifed.models.own_part import check_fit, choose_own, read_last_layer, split_own
 from equifed.models.predictor import Predictor
 from equifed.runs.alone import in_units, measure_each
-from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data
-from equifed.training.files import as_plain, digest, seal, write_file
-from equifed.training.folder import open_run_folder
-from equifed.training.history import History
-from equifed.training.tables import MODEL
+from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_with_data, open_evaluator
+from equifed.training import History, files, open_run_folder, tables
 
 TEMPERATURES = (1.0, 2.0, 4.0)  # outputs, too sure of themselves, are divided by this in the fit
 PENALTIES = (0.1, 1.0, 10.0, 100.0)  # (penalty / 2) |v - shared|^2 beside the sum of the losses
@@ -96,15 +94,15 @@ class Personalised:
         told = None if self.average is None else _limits(self.average)
         plain = {"own": self.names, "chosen": chosen, "metric": self.metric, "split": self.split,
                  "average_change": told, "clients": self.rows()}  # fmt: skip
-        return as_plain(plain)  # type: ignore[no-any-return]
+        return files.as_plain(plain)  # type: ignore[no-any-return]
 
     def save(self, folder: str | Path) -> Path:
         """Write it beside the model of a run, for ``equifed predict --personalised``."""
         run = open_run_folder(folder, data_only=True)
         parts = save({name: part.contiguous() for name, part in self.predictor.own.items()})
-        held = {"parts": digest(parts), "model": digest(run.read(MODEL))}
-        write_file(run / PERSONAL_PARTS, parts)
-        write_file(run / PERSONALISED, seal({**self.to_dict(), **held}))
+        held = {"parts": files.digest(parts), "model": files.digest(run.read(tables.MODEL))}
+        files.write_file(run / PERSONAL_PARTS, parts)
+        files.write_file(run / PERSONALISED, files.seal({**self.to_dict(), **held}))
         return run / PERSONALISED
 
 
@@ -307,18 +305,16 @@ def fine_tune(
     predictor: Predictor, data: Federation, lr: float | None, steps: int | None, device: str
 ) -> Found:
     """Let every client walk from the shared parameters."""
-    if predictor.own:
-        raise ValueError("The model has own parts already; fine-tuning is for one that is shared.")
-    if predictor.loss is None:
-        raise ValueError(
-            "Fine-tuning continues with the loss of training, which is known for cross_entropy, "
-            "logistic and squared losses without class weights; the model was trained with another."
-        )
     unmoved = lr in (None, 0) and steps == 0  # as a choice of no steps is written
-    if lr is not None and not unmoved and not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be a number above 0, got {lr}.")
-    if steps is not None and not (steps >= 0 and float(steps).is_integer()):
-        raise ValueError(f"steps must be a whole number, at least 0, got {steps}.")
+    moves = lr is None or unmoved or (lr > 0 and math.isfinite(lr))
+    whole = steps is None or (steps >= 0 and float(steps).is_integer())
+    known = "cross_entropy, logistic and squared losses without class weights"
+    refuse_any(
+        (predictor.own, "The model has own parts already; fine-tuning is for a shared one."),
+        (predictor.loss is None, f"Fine-tuning continues with the loss of training: {known}."),
+        (not moves, f"lr must be a number above 0, got {lr}."),
+        (not whole, f"steps must be a whole number, at least 0, got {steps}."),
+    )
     given = {"lr": 0.0 if unmoved else lr, "steps": steps}
     tried = _list_tried(data, {"lr": RATES, "steps": STEPS}, given, {"lr": 0.0, "steps": 0})
     clients = _simulate(predictor, data, device) if any(one.changes for one in tried) else None
@@ -372,12 +368,10 @@ def _walk(predictor: Predictor, clients: Any, choice: Choice) -> dict[str, Tenso
 
 def _score(predictor: Predictor, data: Federation) -> float:
     """Return the loss on validation samples, averaged over the clients that have some."""
-    held, loss, found = data.splits()["validation"], check_fit(predictor.loss, 1.0), []
-    for i in map(int, np.flatnonzero(held.sizes)):
-        seen = _answer(predictor, data, held, i)
-        outputs, targets = map(torch.as_tensor, (seen.outputs, seen.targets))
-        found.append(float(DERIVATIVES[loss].loss(outputs, targets).mean()))
-    score = float(np.mean(found))
+    loss = DERIVATIVES[check_fit(predictor.loss, 1.0)].loss
+    evaluator, x, own = open_evaluator(predictor, data, loss)
+    (found,) = evaluator(x, ["validation"], own=own)
+    score = float(found.metrics["loss"][found.sizes > 0].mean())
     return score if math.isfinite(score) else math.inf
 
 
@@ -397,18 +391,14 @@ def _compare(
         assert split is not None
         old, new = (measure_each(kind, _answer(p, data, split, i)) for p in (before, after))
         values[:, i] = old.mean(), new.mean()
+        told[i] = mean_interval(new - old)
         if classes:
-            joint = count_pairs(new > 0, old > 0, [len(old)])
-            told[i] = Interval(*(float(v[0]) for v in newcombe_interval(joint)))
-        else:
-            told[i] = mean_interval(new - old)
+            limits = newcombe_interval(count_pairs(new > 0, old > 0, [len(old)]))
+            told[i] = Interval(*(float(limit[0]) for limit in limits))
     measured, average = ("", "") if split is None else (kind.name, "test"), None
-    if known := [d for d in told if d is not None]:
-        # of independent differences; squares of the distances to limits add up
-        estimate = sum(d.estimate for d in known) / len(known)
-        low = math.sqrt(sum((d.lower - d.estimate) ** 2 for d in known)) / len(known)
-        high = math.sqrt(sum((d.upper - d.estimate) ** 2 for d in known)) / len(known)
-        average = Interval(estimate, estimate - low, estimate + high)
+    if known := [d for d in told if d is not None]:  # independent differences
+        parts = [Interval(*(v / len(known) for v in (d.estimate, d.lower, d.upper))) for d in known]
+        average = combine_sources(sum(part.estimate for part in parts), parts)
     return Personalised(
         after, names, dict(choices), fitted_on, *measured, sizes, values[0], values[1],
         tuple(told), average,

@@ -24,9 +24,9 @@ from equifed.privacy.noise import make_noise
 from equifed.privacy.site import PrivateSite, Unanswered
 from equifed.runs import candidates
 from equifed.runs.candidates import L2, OWN_L2, RHOS, Choice, Point, Score
-from equifed.runs.outcome import Found, conclude
+from equifed.runs.outcome import Found, finish_trained
 from equifed.training import History, train
-from equifed.training.events import PRIVACY, describe_samples
+from equifed.training.events import PRIVACY
 
 # Of candidates that are paid for one by one: beside the noise one penalty is like another, and own
 # biases gain less than a third candidate takes from the others (benchmarks.privacy --fit).
@@ -73,7 +73,7 @@ def fit_privately(
             event["ledgers"] = ledgers
     rows = f"{candidates.describe_held(data)}, reported with noise"
     choice = Choice.take(scores, rows, candidates.model_for(data), notes, noised=True)
-    return choice, partial(_finish, data, choice, runs, privacy)
+    return choice, partial(finish_trained, data, choice, runs)
 
 
 def _list_points(data: Federation) -> list[Point]:
@@ -125,17 +125,3 @@ def _score(run: History, plain: PrivateClients, held: Sequence[PrivateSite | Non
             own: Any = {name: rows[i] for name, rows in (run.own or {}).items()}
             found[i] = site.losses(plain.flatten({**(run.parameters or {}), **own}))
     return Score(found, np.full(len(held), math.nan))
-
-
-def _finish(data: Federation, choice: Choice, runs: dict[Point, History], privacy: Bounds) -> Found:
-    """Measure the best of every kind on test rows, now that the choice is made."""
-    best = {family: runs[point] for family, point in choice.best.items()}
-    for family, point in choice.best.items():
-        history, clients = best[family], _build(point, data, privacy)
-        x = clients.flatten(history.parameters or {})
-        if history.own is not None:
-            rows = [part.flatten(1) for part in history.own.values()]
-            clients = clients.with_own(torch.cat(rows, dim=1))
-        history.add_evaluation(history.rounds[-1].round, clients.evaluate(x, ["test"]))
-        describe_samples(clients, history, (), x)
-    return conclude(choice, best, dict.fromkeys(best, data))

@@ -19,11 +19,10 @@ from equifed.runs.alone import add_beside, list_beside
 from equifed.runs.build import Run, build_run
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.training import History, RunFolderError, files
-from equifed.training.folder import RunFolder, is_complete, open_run_folder, write_provenance
+from equifed.training import Callback, History, RunFolder, RunFolderError, files, is_complete
+from equifed.training.folder import open_run_folder, write_provenance
 from equifed.training.folder import refuse_existing as refuse_run
 from equifed.training.tables import CONFIG, RUN, SUMMARY, check_format
-from equifed.training.trackers import Callback
 
 POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0  # of processes: between looks, and to end by itself
 
@@ -76,12 +75,10 @@ def run(
     built = build_run(config if with_alone is None else replace(config, with_alone=with_alone))
     more = list_beside(built)  # refuses before anything is trained, or written
     if out is None:
-        history = built.train(callbacks, progress=progress)
-        return add_beside(history, built, None, more) if more else history
+        return add_beside(built.train(callbacks, progress=progress), built, None, more)
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        history = start(built, Path(out), callbacks, progress, bool(more))
-        return add_beside(history, built, Path(out), more) if more else history
+        return start(built, Path(out), callbacks, progress, more)
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
@@ -97,16 +94,15 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
 
 def start(
     built: Run, out: Path, callbacks: Sequence[Callback] = (), progress: bool | None = False,
-    more: bool = False,
+    more: Sequence[str] = (),
 ) -> History:  # fmt: skip
     """Run from the first round into a folder, replacing the run that may be there.
 
     An old run loses its configuration and checkpoints before the new configuration is written, and
     that is written before any table: whatever moment a kill chooses, the folder holds no run, or
-    one that :func:`resume` continues under its own configuration. With ``more`` the caller adds
-    something after training, and finishes the folder.
+    one that :func:`resume` continues under its own configuration. ``more`` is what to solve beside.
     """
-    folder = RunFolder(out, built.federation.names, built.clients.group(), more)
+    folder = RunFolder(out, built.federation.names, built.clients.group(), bool(more))
     if folder.writes:
         out.mkdir(parents=True, exist_ok=True)
         for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
@@ -116,7 +112,7 @@ def start(
         told_of = replace(built.federation, divided=None) if private else built.federation
         write_provenance(out, told, told_of, None)
     folder.create(overwrite=True, described=True)
-    return built.train(callbacks, folder, progress=progress)
+    return add_beside(built.train(callbacks, folder, progress=progress), built, folder, more)
 
 
 def resume(
@@ -163,14 +159,12 @@ def resume(
         more = list_beside(built)
         folder = RunFolder(out, built.federation.names, built.clients.group(), bool(more))
         if not any(folder.checkpoints.glob("*.json")):
-            history = start(built, out, callbacks, more=bool(more))
-        elif told["data"].get("sha256") != built.provenance["data"].get("sha256"):
+            return start(built, out, callbacks, more=more)
+        if told["data"].get("sha256") != built.provenance["data"].get("sha256"):
             raise RunFolderError(
                 f"{out} was trained on data that differ from those loaded now; start a new run."
             )
-        else:
-            history = built.train(callbacks, folder, resume=True)
-        return add_beside(history, built, out, more) if more else history
+        return add_beside(built.train(callbacks, folder, resume=True), built, folder, more)
 
 
 def _lock(out: Path) -> AbstractContextManager[None]:
@@ -223,8 +217,7 @@ def run_workers(count: int, arguments: Sequence[str]) -> int:
         return _wait(running)
     finally:
         for process in running:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()  # those that have ended ignore it
         for process in running:
             try:
                 process.wait(GRACE_SECONDS)

@@ -44,6 +44,12 @@ class ConfigError(ValueError):
         return type(self), (self.problems,)
 
 
+def refuse_settings(*checks: tuple[Any, str]) -> None:
+    """Raise a :class:`ConfigError` with the message of the first check that found a fault."""
+    if found := [why for wrong, why in checks if wrong]:
+        raise ConfigError(found[:1])
+
+
 @contextmanager
 def blame(what: str, refused: Any = ValueError) -> Iterator[None]:
     """Say which key or variant is wrong, if a block refuses something by one of these errors."""
@@ -324,6 +330,16 @@ class Checker:
         """Raise if anything is wrong."""
         if self.problems:
             raise ConfigError(self.problems)
+
+
+def resolve_choice(
+    section: str, value: Any, path: str, shared: Settings | None = None, measures: bool = False
+) -> Table:
+    """Return the complete table of what is named in a section, or refuse it."""
+    checker = Checker(measures=measures)
+    table = checker.choice(section, value, path, shared)
+    checker.raise_problems()
+    return table
 
 
 def _is_by_size(setting: Setting, value: Any) -> bool:

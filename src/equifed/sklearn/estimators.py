@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.arrays import check_settings
 from equifed.data import Federation, Split
 from equifed.data.columns import name_key, name_values
 from equifed.engines.simulate import simulate
@@ -28,8 +29,7 @@ from equifed.objectives.base import SaddleObjective
 from equifed.runs.candidates import choose
 from equifed.sklearn import solving
 from equifed.sklearn.solving import Array
-from equifed.training.final_model import StopWhen
-from equifed.training.loop import train
+from equifed.training import StopWhen, train
 
 
 def _sort_rows(
@@ -123,7 +123,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             if getattr(self, name) is not None and weights is not None:
                 given = f"{name}={getattr(self, name)!r:.40}"
                 raise ValueError(f"{given} and sample_weight do not go together; leave one out.")
-        solving.check_parameters(self.l2, self.rounds, self.tol)
+        check_settings(self, l2="[0, inf)", rounds="[1, inf)", tol="(0, inf)")
         self._train(*_sort_rows(inputs, targets, clients, weights), weights is not None)
         return self
 

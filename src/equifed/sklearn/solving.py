@@ -26,13 +26,12 @@ from equifed.models.losses import Weighted, binary_logistic, cross_entropy
 from equifed.objectives.base import SaddleObjective
 from equifed.runs.build import resolve_algorithm
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.schema import Checker, choose, settings
+from equifed.runs.schema import choose, resolve_choice, settings
 from equifed.steps.metric import WHOLE
 from equifed.training.history import History
 
 Array = NDArray[Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
-NUMBER = float | int | np.floating | np.integer
 LINEAR = ("linear", "logistic")  # models with an intercept that can be left out
 STUCK = 1e-5  # a decrement that rounding alone may leave
 # Rounds of one objective after which rounding alone moves it, and relative rounding
@@ -121,16 +120,6 @@ def _solves(engine: Simulated, objective: Any) -> bool:
     return linear and positive and engine.model.size <= WHOLE["full"] and known
 
 
-def check_parameters(l2: Any, rounds: Any, tol: Any) -> None:
-    """Refuse numbers that mean nothing; by scikit-learn's custom only when fitting."""
-    if isinstance(l2, bool) or not isinstance(l2, NUMBER) or not 0 <= l2 < math.inf:
-        raise ValueError(f"l2 must be a number of at least 0, got {l2!r}.")
-    if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise ValueError(f"rounds must be a whole number of at least 1, got {rounds!r}.")
-    if isinstance(tol, bool) or not isinstance(tol, NUMBER) or not 0 < tol < math.inf:
-        raise ValueError(f"tol must be a number above 0, got {tol!r}.")
-
-
 def build_module(
     model: str | nn.Module, features: int, outputs: int, fit_intercept: bool
 ) -> nn.Module:
@@ -193,9 +182,7 @@ def build_algorithm(
 
 def _build_objective(objective: Any, counts: list[int]) -> SaddleObjective:
     if isinstance(objective, str | Mapping):
-        checker = Checker()
-        resolved = checker.choice("objectives", objective, "objective")
-        checker.raise_problems()
+        resolved = resolve_choice("objectives", objective, "objective")
         objective = choose("objectives", resolved, "objective", counts)
     if not isinstance(objective, SaddleObjective):
         raise ValueError(

@@ -12,12 +12,11 @@ import functools
 import importlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +25,7 @@ from equifed.training import files
 from equifed.training.files import Damaged
 from equifed.training.tables import FORMAT, check_format
 
-if TYPE_CHECKING:
-    import torch
-
-    Tensors = dict[str, torch.Tensor]
-
-
+Tensors = dict[str, Any]  # torch's, by the path to them
 KEEP = 2
 
 
@@ -65,35 +59,28 @@ def load(
 
     ``check`` refuses an ``extra`` that does not fit; ``template`` is a state of the same algorithm.
     """
-    problems = []
-    for round in reversed(_rounds(folder)):
-        try:
-            found = _load_one(folder, round, template)
-            if check is not None:
-                check(found[2])
-            return found
-        except UNUSABLE as error:
-            problems.append(f"round {round}: {error}")
-    reason = "; ".join(problems) if problems else "there is none"
-    raise CheckpointError(f"No usable checkpoint in {folder} ({reason}); start the run again.")
-
-
-def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[str, Any]]:
     from safetensors.torch import load as load_tensors
 
-    run, name = files.StoredRun(folder), f"{round:08d}"
-    check_format(run.json(f"{name}.json"), folder.parent)
-    manifest, payload = run.sealed(f"{name}.json"), run.read(f"{name}.safetensors")
-    if files.digest(payload) != manifest["tensors"]:
-        raise CheckpointError(f"{run / name}.safetensors does not match its checksum")
-    try:
-        tensors = load_tensors(payload)
-    except Exception as error:  # safetensors raises its own kind
-        raise CheckpointError(f"the tensors cannot be read: {error}") from error
-    state, kept = (unpack(manifest[name], tensors, template) for name in ("state", "kept"))
-    if type(state) is not type(template) or state.x.shape != template.x.shape:
-        raise CheckpointError("it belongs to another algorithm or model")
-    return int(manifest["round"]), state, {**manifest["extra"], "kept": kept}
+    problems = []
+    for number in reversed(_rounds(folder)):
+        try:
+            run, name = files.StoredRun(folder), f"{number:08d}"
+            check_format(run.json(f"{name}.json"), folder.parent)
+            manifest, payload = run.sealed(f"{name}.json"), run.read(f"{name}.safetensors")
+            if files.digest(payload) != manifest["tensors"]:
+                raise CheckpointError(f"{run / name}.safetensors does not match its checksum")
+            tensors = load_tensors(payload)
+            state, kept = (unpack(manifest[key], tensors, template) for key in ("state", "kept"))
+            if type(state) is not type(template) or state.x.shape != template.x.shape:
+                raise CheckpointError("it belongs to another algorithm or model")
+            extra = {**manifest["extra"], "kept": kept}
+            if check is not None:
+                check(extra)
+            return int(manifest["round"]), state, extra
+        except UNUSABLE as error:
+            problems.append(f"round {number}: {error}")
+    reason = "; ".join(problems) if problems else "there is none"
+    raise CheckpointError(f"No usable checkpoint in {folder} ({reason}); start the run again.")
 
 
 def _rounds(folder: Path) -> list[int]:
@@ -168,9 +155,7 @@ def _class_at(address: str, known: dict[str, type]) -> type:
         return known[address]
     module, _, name = address.partition(":")
     found: Any = None
-    if module in {cls.__module__ for cls in known.values()}:
-        found = sys.modules[module]
-    elif module.startswith("equifed."):
+    if module.startswith("equifed.") or module in {cls.__module__ for cls in known.values()}:
         with contextlib.suppress(ImportError):
             found = importlib.import_module(module)
     found = functools.reduce(lambda part, word: getattr(part, word, None), name.split("."), found)

@@ -9,36 +9,27 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from equifed.contract.algorithm import Info, layers
-from equifed.contract.arrays import Losses, Vector
-from equifed.contract.clients import Clients
+from equifed.contract import Clients, Info, Losses, Vector
+from equifed.contract.algorithm import layers
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
 from equifed.training.final_model import LONG, Kept
 from equifed.training.history import History, MetricRecord
 
-if TYPE_CHECKING:
-    import torch
-
-ROUNDING = 1e-7
-"""Relative difference of two losses that says nothing: single precision has no more."""
+ROUNDING = 1e-7  # relative difference of two losses that says nothing: single precision has no more
+# A run whose certified gap is this fraction of its objective has nothing left to descend
 CERTIFIED = 0.01
-"""A run whose certified gap is this fraction of its objective has nothing left to descend."""
-MOST_SCALES = 100.0
-"""Largest ratio of two features' standard deviations that is not remarked upon."""
-ROUNDS = 5
-"""Rounds in a row after which somebody leads for long."""
+MOST_SCALES = 100.0  # largest ratio of two features' standard deviations that is not remarked upon
+ROUNDS = 5  # rounds in a row after which somebody leads for long
 
-PRIVACY = "privacy"
-"""Kind of the event at a private run's end; its ``ledgers`` hold what was spent."""
+PRIVACY = "privacy"  # kind of the event at a private run's end; its ``ledgers`` hold what was spent
 
 LEADS = f"has had more than half of the weight for {ROUNDS} rounds: it dominates the weights"
 
-Pair = tuple[Losses, Losses]
-"""The clients' losses before training and at the end."""
+Pair = tuple[Losses, Losses]  # the clients' losses before training and at the end
 
 
 def find_ledgers(algorithm: Any, state: Any, clients: Clients) -> list[dict[str, Any]]:
@@ -66,12 +57,11 @@ def tell_touches(
     kept: Kept, history: History, r: int, info: Info, tell: Callable[..., None]
 ) -> Kept:
     """Tell what a guard did or saw, and who of at least three has led for long."""
-    seen = {event.get("client") for event in history.events if event["event"] == "watch"}
     for i, kind, reason in info.touches:
         name = history.names[i]
+        seen = (event["client"] for event in history.list_events("watch"))
         if kind != "watch" or name not in seen:
             tell(kind, r, reason, client=name)
-        seen |= {name} if kind == "watch" else set()
     sizes = np.abs(info.weights)
     first = int(sizes.argmax())
     if len(sizes) < 3 or not sizes[first] > 0.5 * sizes.sum():
@@ -170,9 +160,8 @@ def describe_samples(
     shared = () if history.own is None else clients.evaluate_shared(x, (split,))
     for found in shared:
         if metric in found.metrics:
-            last = history.rounds[-1].round
-            values = found.metrics[metric]
-            history.without_own = MetricRecord(last, split, metric, values, found.sizes)
+            told = (history.rounds[-1].round, split, metric, found.metrics[metric], found.sizes)
+            history.without_own = MetricRecord(*told)
 
 
 def find_warnings(
@@ -209,7 +198,7 @@ def check_descent(history: History, measure: Callable[[], Pair] | None = None) -
     cure = "it did not move: use larger step sizes, unless it began at the optimum"
     if not after <= before + ROUNDING * abs(before):
         cure = "use smaller step sizes"
-    if any(event["event"] == PRIVACY for event in history.events):
+    if history.list_events(PRIVACY):
         cure = "the noise may hide what is learned: more rows, fewer columns or a larger epsilon"
     return f"training did not lower {what}: from {before:.4g} to {after:.4g}; {cure}."
 
@@ -249,7 +238,7 @@ def check_scales(scales: Losses | None) -> str | None:
     )
 
 
-def check_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
+def check_finite(parameters: Mapping[str, Vector]) -> str | None:
     """Tell which parameters are infinite or not a number somewhere."""
     bad = [name for name, value in parameters.items() if not bool(value.isfinite().all())]
     if not bad:

@@ -19,24 +19,30 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from safetensors import SafetensorError
+
 LOCK = ".lock"
 SEAL = "sha256"
+# What reading a file of wrong content may raise
 UNREADABLE: tuple[type[Exception], ...] = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
-    EOFError, csv.Error, zipfile.BadZipFile, zlib.error, MemoryError,
+    EOFError, csv.Error, zipfile.BadZipFile, zlib.error, MemoryError, SafetensorError,
 )  # fmt: skip
-"""What reading a file of wrong content may raise."""
+# The most bytes of a file by the end of its name, and of any other
 LARGEST = {".toml": 2**24, ".json": 2**28, ".npz": 2**32, ".csv": 2**34, ".jsonl": 2**34}
-"""The most bytes of a file by the end of its name; ``MOST`` of any other."""
 MOST = 2**37
-
-
-DEEPEST = 50
-"""How many folders may lie in one another in a folder that is read."""
+DEEPEST = 50  # how many folders may lie in one another in a folder that is read
 
 
 class RunFolderError(RuntimeError):
     """The folder cannot be used, and what to do."""
+
+
+def refuse_folder(*checks: tuple[Any, str]) -> None:
+    """Raise a :class:`RunFolderError` with the message of the first check that found a fault."""
+    for wrong, message in checks:
+        if wrong:
+            raise RunFolderError(message)
 
 
 class Damaged(RunFolderError):
@@ -65,8 +71,8 @@ def write_file(path: Path, content: bytes) -> None:
 # -- the gate: every read of a folder that somebody else may have made ---------------------------
 
 
+# What every folder must pass when it is opened: its signature, where one is asked for
 CHECK: ContextVar[Callable[[Any], object] | None] = ContextVar("check", default=None)
-"""What every folder must pass when it is opened: its signature, where one is asked for."""
 
 
 class StoredRun:
@@ -184,18 +190,14 @@ def _descend(folder: Path, parts: tuple[str, ...], flags: int) -> int:
 
 def refuse_links(folder: Path) -> None:
     """Refuse a folder with a link, a pipe or a device at any depth: no run wrote it."""
-    folders, deepest = [folder], len(folder.parts) + DEEPEST
-    for place in folders:  # grows
-        if len(place.parts) > deepest:
+    deepest = len(folder.parts) + DEEPEST
+    for place, folders, names in os.walk(folder):  # what a run at work deletes is passed over
+        if len(Path(place).parts) > deepest:
             raise RunFolderError(
-                f"{str(place)[:200]} is more than {DEEPEST} folders deep; no run wrote it. "
-                "Delete it."
+                f"{place[:200]} is more than {DEEPEST} folders deep; no run wrote it. Delete it."
             )
-        with suppress(FileNotFoundError):  # a run at work deletes old checkpoints
-            for path in sorted(place.iterdir()):
-                refuse_link(path)
-                if path.is_dir():
-                    folders.append(path)
+        for name in sorted((*folders, *names)):
+            refuse_link(Path(place, name))
 
 
 def refuse_link(path: Path) -> None:
@@ -237,13 +239,13 @@ def _digest_of(plain: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn whatever is wrong with a file's content into one error that names the file."""
     try:
         yield
     except FileNotFoundError:
         raise Damaged(f"{path} is missing.") from None
-    except UNREADABLE + more as error:
+    except UNREADABLE as error:
         reason = str(error) or type(error).__name__
         raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
 
@@ -350,11 +352,9 @@ def is_worked_on(folder: Path) -> bool:
 
 def _refusal(path: Path) -> RunFolderError:
     told = _read_holder(path)
-    who = "Another process"
-    if told:
-        who = f"Process {told['process']} on {told['host']} (since {told['since']})"
+    who = "Process {process} on {host} (since {since})" if told else "Another process"
     here = not told or told["host"] == socket.gethostname()
     cure = (
         "wait for it, or stop it" if here else f"wait for it; if it no longer runs, delete {path}"
     )
-    return RunFolderError(f"{who} is working in {path.parent}; {cure}.")
+    return RunFolderError(f"{who.format(**told)} is working in {path.parent}; {cure}.")

@@ -15,7 +15,7 @@ import numpy as np
 
 from equifed.contract.absence import Memory
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Vector, Weights
+from equifed.contract.arrays import Index, Vector, Weights, check_settings
 from equifed.metrics.metric import METRICS, as_metric, find_metric
 from equifed.steps.schedules import share_of_latest
 from equifed.training.history import History
@@ -24,16 +24,14 @@ from equifed.training.tables import GivenOut, MetricRecord, RoundRecord, certifi
 GiveOut = Literal["auto", "last", "certified", "average", "validation"]
 SplitName = Literal["train", "validation", "test"]
 
+# Sampled rounds from which a mean of convex models is mostly better than the last one, and never
+# much worse; that of networks is not (``python -m benchmarks.sampling --mean``)
 LONG = 50
-"""Sampled rounds from which a mean of convex models is mostly better than the last one, and never
-much worse; that of networks is not (``python -m benchmarks.sampling --mean``)."""
 
+# Looks at the history after a round and returns why to stop, or None. One that looks at the
+# certificate has an attribute ``proof`` that is true: the model that is then given out must be the
+# one that the certificate is about
 StopRule = Callable[[History], str | None]
-"""Looks at the history after a round and returns why to stop, or None.
-
-One that looks at the certificate has an attribute ``proof`` that is true: the model that is then
-given out must be the one that the certificate is about.
-"""
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,9 @@ class StopWhen:
     at_relative_gap: float | None = None
 
     def __post_init__(self) -> None:
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds}.")
-        if self.at_gap is not None and not self.at_gap > 0:
-            raise ValueError(f"at_gap must be positive, got {self.at_gap}.")
+        check_settings(self, seconds="(0, inf]", at_gap="(0, inf]", at_relative_gap="(0, 1)")
+        check_settings(self, patience="[1, inf]")
         as_metric(self.metric)
-        if self.at_relative_gap is not None and not 0 < self.at_relative_gap < 1:
-            raise ValueError(f"at_relative_gap must lie in (0, 1), got {self.at_relative_gap}.")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience}.")
 
     def __call__(self, history: History) -> str | None:
         """Return why to stop, or None."""

@@ -6,10 +6,8 @@ somebody else. A checksum shows damage, not forgery.
 
 from __future__ import annotations
 
-import csv
 import datetime
 import hashlib
-import io
 import json
 import os
 import time
@@ -25,11 +23,12 @@ from equifed.training import checkpoint, files, tables
 from equifed.training.files import Damaged, RunFolderError, StoredRun
 
 GROWING = (*tables.TABLES, tables.EVENTS)
+WHOLE = (tables.SUMMARY, tables.CHECKSUMS)  # a run without them is not complete
 CHECKPOINTS = "checkpoint"
+# Of a model that ``equifed export`` wrote: its description, and the program, which is code
 EXPORTED, PROGRAM = "predictor.json", "model.pt2"
-"""Of a model that ``equifed export`` wrote: its description, and the program, which is code."""
+# Settings of ``[data]`` that may name code; in the others a colon means nothing
 CHOSEN_BY_DATA = ("name", "partition")
-"""Settings of ``[data]`` that may name code; in the others a colon means nothing."""
 
 
 class RunFolder:
@@ -43,9 +42,9 @@ class RunFolder:
         more: bool = False,
     ) -> None:  # fmt: skip
         self.path, self.names, self.writes = Path(path), tuple(names), not (group and group.rank)
-        self._group, self._more, self._saved_at = group, more, time.monotonic()
-        self._lengths = dict[str, int]()  # of the tables, as this process has written them
-        self._sums = {name: hashlib.sha256() for name in GROWING}
+        self._group, self.more, self._saved_at = group, more, time.monotonic()
+        # Of the tables, as this process has written them
+        self._lengths, self._sums = dict[str, int](), dict[str, Any]()
 
     @property
     def checkpoints(self) -> Path:
@@ -65,90 +64,63 @@ class RunFolder:
         if self.writes:
             refuse_existing(self.path, overwrite)
             self.path.mkdir(parents=True, exist_ok=True)
-            old = (*tables.RECORDED, tables.SUMMARY, tables.CHECKSUMS)
-            for name in old if described else (*old, *tables.DESCRIBED):
-                (self.path / name).unlink(missing_ok=True)
-            for file in self.checkpoints.glob("*"):
-                file.unlink()
+            kept = tables.DESCRIBED if described else ()
+            old = (self.path / name for name in (*WHOLE, *tables.FILES) if name not in kept)
+            for path in (*old, *self.checkpoints.glob("*")):
+                path.unlink(missing_ok=True)
             files.write_file(self.path / tables.CLIENTS, json.dumps(list(self.names)).encode())
-            self._lengths = dict.fromkeys(GROWING, 0)
-            self._sums = {name: hashlib.sha256() for name in GROWING}
             for name in GROWING:
-                (self.path / name).touch()
-            for name, columns in tables.TABLES.items():
-                self._append(name, [columns])
+                header = [tables.TABLES[name]] if name in tables.TABLES else []
+                (self.path / name).write_bytes(tables.write_rows(header))
+                self._track(name)
         self.wait()
 
     def describe(self, told: Mapping[str, Any], trained: Any) -> None:
         """Say what the run was made of; whoever made the folder may have said all but what ran."""
-        if not self.writes:
-            return
-        if not (self.path / tables.RUN).exists():
+        if self.writes and (self.path / tables.RUN).exists():
+            known = self.open().sealed(tables.RUN)
+            files.write_file(self.path / tables.RUN, files.seal({**known, "ran": told["ran"]}))
+        elif self.writes:
             write_provenance(self.path, told, trained, self.path)
-            return
-        known = self.open().sealed(tables.RUN)
-        files.write_file(self.path / tables.RUN, files.seal({**known, "ran": told["ran"]}))
 
     def round(self, record: tables.RoundRecord, info: Any = None) -> None:
         """Append a round; rounds, evaluations and events are told as to a ``Callback``."""
-        self._append("rounds.csv", [record.to_row()])
+        self._write("rounds.csv", tables.write_rows([record.to_row()]))
 
     def evaluation(self, round: int, records: Sequence[tables.MetricRecord]) -> None:
         """Append an evaluation."""
-        for record in records:
-            self._append("metrics.csv", record.to_rows(self.names))
+        rows = [row for record in records for row in record.to_rows(self.names)]
+        self._write("metrics.csv", tables.write_rows(rows))
 
     def weights(self, round: int, weights: Weights) -> None:
         """Append the clients' weights."""
         pairs = zip(self.names, weights, strict=True)
         rows = [[str(round), to_cell(name), repr(float(weight))] for name, weight in pairs]
-        self._append("weights.csv", rows)
+        self._write("weights.csv", tables.write_rows(rows))
 
     def event(self, event: dict[str, Any]) -> None:
         """Append an event; its time is added here."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._write(tables.EVENTS, (json.dumps({**event, "time": now}) + "\n").encode())
 
-    def hits(self, hits: Mapping[str, Hits]) -> None:
-        """Replace what is known about single samples."""
-        if self.writes and hits:
-            files.write_file(self.path / tables.HITS, tables.pack_hits(hits))
-
-    def beside(self, history: Any) -> None:
-        """Write what samples say, and what clients have alone, without own parts, on average."""
-        if self.writes and history.details is not None:
-            text = json.dumps(history.details.to_dict()) + "\n"
-            files.write_file(self.path / tables.DETAILS, text.encode())
-        for key, name in tables.BESIDE.items():
-            record = getattr(history, key)
-            if self.writes and record is not None:
-                rows = [tables.TABLES["metrics.csv"], *record.to_rows(self.names)]
-                files.write_file(self.path / name, _to_csv(rows))
-
     def finish(self, history: Any) -> None:
-        """Write the model, the checksums and then the summary: the run is complete."""
+        """Write the rest of a history, the checksums and then the summary: the run is complete."""
         if self.writes:
-            self._check_written()
-        if self.writes and not self._more:
-            from safetensors.torch import save
-
-            for name, values in ((tables.MODEL, history.parameters), (tables.OWN, history.own)):
-                if values is not None:
-                    files.write_file(self.path / name, save(values))
-            content = (json.dumps(history.summary(), indent=2) + "\n").encode()
             run = self.open()
+            for name in self._lengths:  # refuse tables that are not what was written into them
+                if name not in run or files.digest(run.read(name)) != self._sums[name].hexdigest():
+                    raise files.changed(run / name, "is not what this run wrote")
+        if self.writes and not self.more:
+            for key, name in tables.PARTS.items():
+                if part := getattr(history, key):
+                    content = tables.pack_part(name, part, self.names)
+                    files.write_file(self.path / name, content)
+            content = (json.dumps(history.summary(), indent=2) + "\n").encode()
             sums = {name: files.digest(run.read(name)) for name in tables.FILES if name in run}
             sums[tables.SUMMARY] = files.digest(content)
             files.write_file(self.path / tables.CHECKSUMS, files.seal(sums))
             files.write_file(self.path / tables.SUMMARY, content)
         self.wait()
-
-    def _check_written(self) -> None:
-        """Refuse tables that are not, byte for byte, what was written into them."""
-        run = self.open()
-        for name in self._lengths:
-            if name not in run or files.digest(run.read(name)) != self._sums[name].hexdigest():
-                raise files.changed(run / name, "is not what this run wrote")
 
     def due(self, seconds: float) -> bool:
         """Tell whether the last checkpoint is at least that old, by the first process's clock."""
@@ -160,7 +132,8 @@ class RunFolder:
         state, kept = checkpoint.collect(state), checkpoint.collect(kept)
         if not self.writes:
             return
-        self.hits(hits)
+        if hits:
+            files.write_file(self.path / tables.HITS, tables.pack_hits(hits))
         for name, length in self._lengths.items():
             files.append_file(self.path, name, b"", length)
         sums = {name: self._sums[name].hexdigest() for name in GROWING}
@@ -193,9 +166,6 @@ class RunFolder:
         if self._group is not None:
             self._group.wait()
 
-    def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:
-        self._write(name, _to_csv(rows))
-
     def _write(self, name: str, content: bytes) -> None:
         if self.writes:
             if name not in self._lengths:  # of a run that something is added to
@@ -212,12 +182,6 @@ class RunFolder:
 
 def _first(names: Sequence[str]) -> str:
     return show_text(", ".join(names[:3])[:200]) + ", ..."
-
-
-def _to_csv(rows: Sequence[Sequence[str]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
 
 
 def write_provenance(
@@ -260,16 +224,14 @@ def is_complete(folder: Path) -> bool:
 
 def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
     """Refuse a folder that cannot be one, or that holds a run: its tables, or one of ``more``."""
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file; choose a folder.")
-    if not any((folder / name).exists() for name in ("rounds.csv", *more)):
-        return
-    if not overwrite:
-        raise RunFolderError(
-            f"{folder} already holds a run; choose another folder, pass --overwrite to replace it, "
-            f"or continue it with: equifed resume {folder}"
-        )
-    files.refuse_links(folder)  # what replaces the run would be written through them
+    held = any((folder / name).exists() for name in ("rounds.csv", *more))
+    cure = "choose another folder, pass --overwrite to replace it, or continue it with"
+    files.refuse_folder(
+        (folder.exists() and not folder.is_dir(), f"{folder} is a file; choose a folder."),
+        (held and not overwrite, f"{folder} already holds a run; {cure}: equifed resume {folder}"),
+    )
+    if held:
+        files.refuse_links(folder)  # what replaces the run would be written through them
 
 
 def check_folder(run: StoredRun) -> None:
@@ -305,10 +267,8 @@ def _check_one(
     """Compare a file, or its beginning, with its checksum; unknown names may lead elsewhere."""
     if name not in known:
         raise Damaged(f"{run.path} is damaged: it has a checksum of {name!r}, which no run writes.")
-    try:
+    with files.reading(run / name):
         content = run.read(name, length)
-    except OSError as error:
-        raise Damaged(f"{run / name} is damaged: {error.strerror}.") from None
     if files.digest(content) != expected:
         raise Damaged(f"{run / name} is damaged: it does not match its checksum.")
 
@@ -328,7 +288,10 @@ def open_run_folder(
     """
     run = StoredRun(folder)
     check(run)
-    _check_told(run)
+    told = run.json(tables.RUN) if tables.RUN in run else {}
+    for key in ("data", "versions", "samples"):
+        if not isinstance(told.get(key), dict | None):
+            raise Damaged(f"{run / tables.RUN} is damaged: its {key} are not a table.")
     code = [] if data_only or trust else find_code(run)
     if code:
         raise RunFolderError(
@@ -336,15 +299,6 @@ def open_run_folder(
             "trust it, repeat with --trust (in Python trust=True)."
         )
     return run
-
-
-def _check_told(run: StoredRun) -> None:
-    """Refuse what a run was made of where a table is something else."""
-    if tables.RUN in run:
-        told = run.json(tables.RUN)
-        for key in ("data", "versions", "samples"):
-            if not isinstance(told.get(key), dict | None):
-                raise Damaged(f"{run / tables.RUN} is damaged: its {key} are not a table.")
 
 
 def find_code(run: StoredRun) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.evaluation import Details, Evaluation, Hits
 from equifed.metrics.metric import METRICS
 from equifed.training import show, tables
 from equifed.training.files import RunFolderError, StoredRun
@@ -21,17 +22,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from equifed.contract.evaluation import Details, Evaluation, Hits
+HELD = ("test", "validation", "train")  # splits, those that say most about new samples first
 
-
-from typing import Protocol
-
-from numpy.typing import NDArray
-
-HELD = ("test", "validation", "train")
-"""Splits, those that say most about new samples first."""
-
-__all__ = ["History", "MetricRecord", "Predicts", "RoundRecord"]
+__all__ = ["History", "MetricRecord", "RoundRecord"]
 
 
 @dataclass(repr=False, eq=False)
@@ -122,12 +115,15 @@ class History:
         self.hits = {e.split: e.hits for e in evaluations if e.hits is not None}
         return new
 
+    def list_events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
     @property
     def given_out(self) -> GivenOut | None:
         """What the run gave out; None as long as it has not ended."""
-        found = (e["given_out"] for e in reversed(self.events) if e["event"] == "given out")
-        told = next(found, None)
-        return None if told is None else GivenOut(**told)
+        told = [event["given_out"] for event in self.list_events("given out")]
+        return GivenOut(**told[-1]) if told else None
 
     @property
     def model(self) -> nn.Module:
@@ -135,7 +131,7 @@ class History:
         module: nn.Module = self.predictor().module
         return module
 
-    def predictor(self, *, trust: bool = False) -> Predicts:
+    def predictor(self, *, trust: bool = False) -> Any:
         """Return what predicts for new rows with the model that was given out (a ``Predictor``).
 
         Rows are prepared as the training rows were. ``trust``: load the code that the folder of a
@@ -143,17 +139,15 @@ class History:
         """
         if self.trained is None and self.folder is not None:
             # A run folder describes the module in words that the parts above this one understand.
-            self.trained = importlib.import_module("equifed").load_predictor(
-                self.folder, trust=trust
-            )
+            load = importlib.import_module("equifed").load_predictor
+            self.trained = load(self.folder, trust=trust)
         if self.trained is None:
             raise ValueError(
                 "The module is not available: training has not ended, or the engine "
                 "knows only vectors. Load `parameters` into your module, or give the run a folder "
                 "and use equifed.load_predictor(folder)."
             )
-        found: Predicts = self.trained
-        return found
+        return self.trained
 
     def personalise(
         self, data: Any = None, own: str | Sequence[str] = "bias", **options: Any
@@ -168,10 +162,8 @@ class History:
     def last(self, metric: str | None = None, split: str | None = None) -> MetricRecord | None:
         """Return the newest record of a metric on a split; by default what the run is about."""
         wanted = self._choose(metric, split)
-        for record in reversed(self.metrics):
-            if (record.metric, record.split) == wanted:
-                return record
-        return None
+        found = (r for r in reversed(self.metrics) if (r.metric, r.split) == wanted)
+        return next(found, None)
 
     def series(self, metric: str | None = None, split: str | None = None) -> tuple[Index, Losses]:
         """Return the evaluated rounds (k,) and the clients' values (k, N)."""
@@ -226,10 +218,10 @@ class History:
             "exchanges": sum(r.exchanges for r in self.rounds),
             "bytes_up": sum(r.bytes_up for r in self.rounds),
             "bytes_down": sum(r.bytes_down for r in self.rounds),
-            "quarantines": sum(e["event"] == "quarantine" for e in self.events),
-            "guarded": sum(e["event"] == "guard" for e in self.events),
+            "quarantines": len(self.list_events("quarantine")),
+            "guarded": len(self.list_events("guard")),
             "certificate": self.certificate(),
-            "warnings": [e["reason"] for e in self.events if e["event"] == "warning"],
+            "warnings": [e["reason"] for e in self.list_events("warning")],
             "metrics": {},
         }
         for split, metric in dict.fromkeys((r.split, r.metric) for r in self.metrics):
@@ -264,7 +256,7 @@ class History:
             smallest = min(proved, key=lambda r: r.numbers["gap"], default=None)
             best = None if smallest is None else certified(smallest)
         if best is None:
-            notes = (e["reason"] for e in self.events if e["event"] == "note")
+            notes = (e["reason"] for e in self.list_events("note"))
             return next((note for note in notes if note.startswith("no certificate")), None)
         if best.capped:
             return f"no certificate: {best.proof()}"
@@ -304,13 +296,6 @@ class History:
         """Seed of the run, if it is known."""
         return self.provenance.get("seed")
 
-    def to_frame(self) -> Any:
-        """Return a tidy data frame: method, seed, client, split, metric, round, value.
-
-        A client without samples in a split has no row; NaN is a metric that is not defined.
-        """
-        return show.tabulate_history(self, self.method)
-
     def to_metric_frame(self, data: Any, metrics: Any, split: str = "test") -> Any:
         """Return fairlearn's ``MetricFrame`` of the final model with the client as the group.
 
@@ -328,14 +313,8 @@ class History:
             control_features=None if groups is None else {"group": groups},
         )  # fmt: skip
 
-    def plot(self, metric: str | None = None, split: str | None = None, ax: Any = None) -> Any:
-        """Draw a metric over the rounds (matplotlib) and return the axes.
-
-        By default it is the main metric. More than ten clients are drawn as their worst, average
-        and best.
-        """
-        return show.draw_history(self, metric, split, ax)
-
+    to_frame = show.tabulate_history
+    plot = show.draw_history
     __repr__ = show.describe_history
     _repr_html_ = show.render_clients
 
@@ -354,8 +333,6 @@ class History:
             out.weights(round, weights)
         for event in self.events:
             out.event(event)
-        out.hits(self.hits)
-        out.beside(self)
         write_provenance(out.path, self.provenance, self.trained, self.folder)
         out.finish(self)
         return out.path
@@ -370,58 +347,19 @@ class History:
             raise RunFolderError(f"{folder} holds no run: rounds.csv is missing.")
         run = open_run_folder(folder, data_only=True)
         history = cls.read_tables(run)
-        history.hits = tables.read_hits(run)
-        if model:
-            history.parameters = tables.read_model(run)
-            history.own = tables.read_model(run, tables.OWN)
+        for key, name in tables.PARTS.items():
+            if model or name not in (tables.MODEL, tables.OWN):
+                part = tables.read_part(run, name, history.names)
+                setattr(history, key, part or getattr(history, key))
+        history.check()
         return history
 
     @classmethod
     def read_tables(cls, run: StoredRun) -> History:
         """Read the tables of a run folder, without a look at their checksums."""
         names = tables.read_names(run)
-        beside: dict[str, Any] = {
-            key: next(iter(tables.read_metrics(run, names, file)), None)
-            for key, file in tables.BESIDE.items()
-        }
         return cls(
             names, tables.read_rounds(run), tables.read_metrics(run, names),
             tables.read_weights(run, names), tables.read_events(run),
-            details=tables.read_details(run),
-            **beside, provenance=tables.read_provenance(run), folder=run.path,
+            provenance=tables.read_provenance(run), folder=run.path,
         )  # fmt: skip
-
-
-class Predicts(Protocol):
-    """What :class:`equifed.models.predictor.Predictor` does, whose docstrings say it at length."""
-
-    @property
-    def module(self) -> Any:
-        """The module with its weights."""
-
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes; None for a regression."""
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """Who took part in training."""
-
-    def predict(self, rows: Any, client: str | Sequence[str] | None = None) -> NDArray[Any]:
-        """Return the class name, or the value, of every row."""
-
-    def predict_proba(self, rows: Any, client: str | Sequence[str] | None = None) -> NDArray[Any]:
-        """Return the probability of every class, shape (rows, classes)."""
-
-    def decision_function(
-        self, rows: Any, client: str | Sequence[str] | None = None
-    ) -> NDArray[Any]:
-        """Return scores: of the second of two classes (rows,), else of every class."""
-
-    def for_client(self, client: str) -> Predicts:
-        """Return what predicts for one client alone: its own part is in the module."""
-
-    def for_new_client(
-        self, rows: Any = None, targets: Any = None, client: str = "new client"
-    ) -> Predicts:
-        """Return what predicts for a client that took no part in training."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from equifed.training import files
 from equifed.training.files import CHECK, Damaged, RunFolderError, StoredRun, digest, reading
 from equifed.training.folder import CHECKPOINTS, EXPORTED, is_complete, open_run_folder
+from equifed.training.tables import SIGNATURE, SUMS, SUMS_SIGNATURE
+
+OPENSSH = serialization.PublicFormat.OpenSSH, serialization.PrivateFormat.OpenSSH
+RUN_PURPOSE, PACK_PURPOSE = "run folder", "evidence"
 
 
 class KeyProblem(ValueError):
@@ -56,12 +64,8 @@ class PublicKey:
 
     def load(self) -> Any:
         """Return the key as ``cryptography`` has it."""
-        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
-        key = load_ssh_public_key(self.line.encode())
-        if not isinstance(key, Ed25519PublicKey | EllipticCurvePublicKey):
+        key = serialization.load_ssh_public_key(self.line.encode())
+        if not isinstance(key, ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey):
             raise ValueError("another kind of key")
         return key
 
@@ -72,8 +76,6 @@ class PublicKey:
 
     def holds(self, purpose: str, content: bytes, signature: str) -> bool:
         """Tell whether the key's owner signed this content for this purpose."""
-        from cryptography.exceptions import InvalidSignature
-
         key, signed = self.load(), _frame(purpose, content)
         try:
             key.verify(bytes.fromhex(signature), signed, *_scheme(key))
@@ -89,9 +91,7 @@ def sign(private: Any, purpose: str, content: bytes) -> str:
 
 def public_of(private: Any, name: str) -> PublicKey:
     """Return the public half of a key."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    told = private.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    told = private.public_key().public_bytes(serialization.Encoding.OpenSSH, OPENSSH[0])
     return PublicKey(told.decode(), name)
 
 
@@ -100,27 +100,20 @@ def make_key(folder: Path, name: str, private: Any = None) -> PublicKey:
 
     It is a new Ed25519 key, unless one is given.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    private = Ed25519PrivateKey.generate() if private is None else private
-    public = public_of(private, name)
+    private = ed25519.Ed25519PrivateKey.generate() if private is None else private
+    public, file = public_of(private, name), folder / f"{name}.key"
     folder.mkdir(parents=True, exist_ok=True)
-    content = private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    with os.fdopen(
-        os.open(folder / f"{name}.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-    ) as file:
-        file.write(content)
+    file.touch(0o600, exist_ok=False)
+    no_password = serialization.NoEncryption()
+    file.write_bytes(private.private_bytes(serialization.Encoding.PEM, OPENSSH[1], no_password))
     (folder / f"{name}.pub").write_text(f"{public.line} {name}\n", encoding="utf-8")
     return public
 
 
 def read_private(path: Path) -> Any:
     """Read a private key in OpenSSH format, or raise :class:`KeyProblem`."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
     try:
-        return load_ssh_private_key(path.read_bytes(), None)
+        return serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise KeyProblem(
             f"{path} holds no private key that can be used ({type(error).__name__}); it must be in "
@@ -141,11 +134,8 @@ def read_keys(lines: Iterable[str], where: str) -> dict[str, PublicKey]:
             raise KeyProblem(f"{where}, line {number}: {error}") from None
         double = next((k for k in found.values() if key.name == k.name or key.line == k.line), None)
         if double is not None:
-            told = (
-                f"a second key of {key.name!r}"
-                if double.name == key.name
-                else (f"the key of {double.name!r} under a second name, {key.name!r}")
-            )
+            told = f"the key of {double.name!r} under a second name, {key.name!r}"
+            told = f"a second key of {key.name!r}" if double.name == key.name else told
             raise KeyProblem(f"{where}, line {number}: {told}; every name has one key.")
         found[key.name] = key
     return found
@@ -173,22 +163,11 @@ def _frame(purpose: str, content: bytes) -> bytes:
 
 def _scheme(key: Any) -> tuple[Any, ...]:
     """Return what a key's kind needs besides: a digest where the curve has none of its own."""
-    from cryptography.hazmat.primitives.asymmetric.ec import (
-        ECDSA,
-        EllipticCurvePrivateKey,
-        EllipticCurvePublicKey,
-    )
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    elliptic = isinstance(key, EllipticCurvePrivateKey | EllipticCurvePublicKey)
-    return (ECDSA(SHA256()),) if elliptic else ()
+    elliptic = isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey)
+    return (ec.ECDSA(SHA256()),) if elliptic else ()
 
 
 # -- run folders: their names and SHA-256 sums are signed, in ``signature.json`` -------------------
-
-
-SIGNATURE, SUMS, SUMS_SIGNATURE = "signature.json", "SHA256SUMS", "SHA256SUMS.signature"
-RUN_PURPOSE, PACK_PURPOSE = "run folder", "evidence"
 
 
 def sign_folder(folder: str | Path, key: str | Path) -> Path:
@@ -197,7 +176,11 @@ def sign_folder(folder: str | Path, key: str | Path) -> Path:
     if not (is_complete(run.path) or EXPORTED in run):
         raise RunFolderError(f"{run.path} has not ended; sign it then.")
     private = read_private(Path(key))
-    sums = {name: digest(run.read(name)) for name in _list_files(run.path)}
+    # All files but checkpoints, the lock and the signature
+    found = (path.relative_to(run.path) for path in run.path.rglob("*") if path.is_file())
+    names = sorted(path.as_posix() for path in found if path.parts[0] != CHECKPOINTS)
+    signed = [name for name in names if name not in (files.LOCK, SIGNATURE)]
+    sums = {name: digest(run.read(name)) for name in signed}
     told = {"sums": sums, "signature": sign(private, RUN_PURPOSE, _frame_sums(sums))}
     files.write_file(run / SIGNATURE, (json.dumps(told, indent=1) + "\n").encode())
     return run / SIGNATURE
@@ -212,7 +195,7 @@ def check_signature(run: StoredRun, keys: Mapping[str, PublicKey]) -> str:
         sums = {str(name): str(found) for name, found in told["sums"].items()}
         name = find_signer(keys, RUN_PURPOSE, _frame_sums(sums), str(told["signature"]))
     if name is None:
-        raise RunFolderError(f"{run.path} is signed by none of {_names(keys)}; do not use it.")
+        raise RunFolderError(f"{run.path} is signed by none of {', '.join(keys)}; do not use it.")
     for file, expected in sums.items():
         if file not in run or digest(run.read(file)) != expected:
             raise Damaged(f"{run / file} is not what {name} signed.")
@@ -240,11 +223,6 @@ def signed_by(keys: str | Path) -> Iterator[None]:
         CHECK.reset(token)
 
 
-def sign_sums(sums: bytes, key: str | Path) -> bytes:
-    """Return the signature of an evidence pack's list of checksums."""
-    return (sign(read_private(Path(key)), PACK_PURPOSE, sums) + "\n").encode()
-
-
 def check_pack(path: str | Path, keys: str | Path) -> str:
     """Return who signed an evidence pack; refuse one that is damaged, or that none of them did."""
     known, where = read_key_file(Path(keys)), Path(path)
@@ -261,23 +239,12 @@ def check_pack(path: str | Path, keys: str | Path) -> str:
         sums = {name: found for found, name in lines}
         name = find_signer(known, PACK_PURPOSE, listed, signature)
         if name is None:
-            raise RunFolderError(f"{where} is signed by none of {_names(known)}; do not use it.")
+            raise RunFolderError(f"{where} is signed by none of {', '.join(known)}; do not use it.")
         for file in sorted({*names, *sums} - {SUMS, SUMS_SIGNATURE}):
             if file not in sums or file not in names or digest(pack.read(file)) != sums[file]:
                 raise Damaged(f"{file} in {where} is not what {name} signed.")
     return name
 
 
-def _list_files(folder: Path) -> list[str]:
-    """Return the files that are signed: all but checkpoints, the lock and the signature."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    left = (files.LOCK, SIGNATURE)
-    return sorted(p.as_posix() for p in found if p.parts[0] != CHECKPOINTS and str(p) not in left)
-
-
 def _frame_sums(sums: Mapping[str, str]) -> bytes:
     return json.dumps(sums, sort_keys=True, ensure_ascii=True).encode()
-
-
-def _names(keys: Mapping[str, PublicKey]) -> str:
-    return ", ".join(keys)

@@ -7,14 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, as_run
-from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients
+from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector, Weights
+from equifed.contract.algorithm import GivesWeights, as_run
 from equifed.contract.evaluation import Evaluator
-from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.training import events, final_model, play_round
 from equifed.training.checkpoint import wait_for_round
@@ -28,8 +25,8 @@ from equifed.training.units import lacks_scale, loss_scale, settle_work, with_sc
 if TYPE_CHECKING:
     from torch import nn
 
+# Least time between two checkpoints; a kill costs at most this and one round
 CHECKPOINT_SECONDS = 2.0
-"""Least time between two checkpoints; a kill costs at most this and one round."""
 
 
 def train(
@@ -54,14 +51,11 @@ def train(
 
     Parameters
     ----------
-    algorithm : Algorithm
-        What to run; :class:`equifed.Guarded` around it guards it against clients that lie.
-    clients : Clients
-        On whom, as an engine presents them.
-    rounds : int
-        How many rounds at most.
-    seed : int
-        Seed of every draw: the model's start, who takes part, the minibatches.
+    algorithm, clients : Algorithm, Clients
+        What to run, and on whom; :class:`equifed.Guarded` around an algorithm guards it against
+        clients that lie.
+    rounds, seed : int
+        How many rounds at most; seed of every draw: the model's start, who takes part, minibatches.
     x : Vector, module or state dict, optional
         Model to start from; the engine's initial one if not given.
     evaluate : sequence of str, or callable
@@ -78,16 +72,12 @@ def train(
         Which model: that of the last round, the one with the smallest certified gap, the mean of
         the models, or the one whose worst client is served best on the validation split; for
         ``"auto"`` see :class:`equifed.training.final_model.Giver`, and ``history.given_out``.
-    callbacks : sequence of Callback
-        Who wants to be told.
+    callbacks, progress : sequence of Callback, bool
+        Who is told; whether a bar is shown, by default in terminals and notebooks.
     missing : MissingPolicy
         What to do about clients that give no usable answer.
-    progress : bool, optional
-        Show a bar; by default in terminals and notebooks.
-    folder : RunFolder, optional
-        Where to write tables and checkpoints; must have been created, or hold a run to resume.
-    resume : bool
-        Go on from the folder's newest checkpoint.
+    folder, resume : RunFolder, bool
+        Where to write tables and checkpoints (created, or with a run); whether to go on from there.
 
     Returns
     -------
@@ -193,8 +183,8 @@ class _Training:
         """Give strengths without a scale the federation's, measured once in the life of a run."""
         if not lacks_scale(self.algorithm):
             return None
-        known = History.read_tables(self.folder.open()).events if resume and self.folder else []
-        kept = [event["scale"] for event in known if event["event"] == "scale"]
+        known = History.read_tables(self.folder.open()) if resume and self.folder else self.history
+        kept = [event["scale"] for event in known.list_events("scale")]
         scale = kept[0] if kept else loss_scale(self.clients, x, self.stream.at("scale"))
         self.algorithm = with_scale(self.algorithm, scale)
         return float(scale)
@@ -205,16 +195,18 @@ class _Training:
         due = r % self.every == 0
         if due:
             self._evaluate(r, state, info.weights)
-        reason = self._reason_to_stop()
+        reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
+        group = self.clients.group()
+        if self.stop and group is not None:  # clocks differ: all stop when the first one does
+            reason = group.from_first(reason or "") or None
         last = reason is not None or r == self.rounds
         if last and not due:
             self._evaluate(r, state, info.weights)
         if last:
             self._settle(r, state, reason)
-        if last or due:
-            self._record(r)
-        elif r == 1:
-            self._record_weights(r, info.weights)  # few rounds may be all there are
+        if r == 1:  # few rounds may be all there are
+            self.history.weights.setdefault(r, info.weights)
+        self._record(r)
         if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
             self._save(r, state)
         return state
@@ -234,27 +226,19 @@ class _Training:
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
         cost = (exchanges, up, down, time.perf_counter() - started)
-        there = None
-        if info.index is not None and len(info.index) < len(self.clients.names):
-            there = tuple(info.index.tolist())
-        record = RoundRecord(r, info.objective, *cost, info.numbers, there)
+        there = () if info.index is None else tuple(info.index.tolist())
+        some = 0 < len(there) < len(self.clients.names)
+        record = RoundRecord(r, info.objective, *cost, info.numbers, there if some else None)
         self.history.rounds.append(record)
         for listener in self.listeners:
             listener.round(record, info)
-        said = {event["reason"] for event in self.history.events if event["event"] == "note"}
+        said = {event["reason"] for event in self.history.list_events("note")}
         for note in info.notes:
             if note not in said:
                 self._event("note", r, note)
         kept = events.tell_touches(self.kept, self.history, r, info, self._event)
         self.kept = self.giver.after_round(kept, record, state.x, played.state.x, info, played.lost)
         return played.state, info
-
-    def _reason_to_stop(self) -> str | None:
-        reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
-        group = self.clients.group()
-        if self.stop and group is not None:  # clocks differ: all stop when the first one does
-            reason = group.from_first(reason or "") or None
-        return reason
 
     def _evaluate(self, r: int, state: Any, weights: Weights | None) -> None:
         """Measure what the algorithm would give out after round r, which may be worth keeping."""
@@ -265,12 +249,11 @@ class _Training:
     def _measure(self, r: int, x: Vector, own: Any, weights: Weights | None) -> None:
         if weights is not None:
             self.history.weights[r] = weights
-        if callable(self.evaluate):
-            self.measured = self.history.add_evaluation(r, self.evaluate(x))
-        elif self.evaluate:
+        found = self.evaluate(x) if callable(self.evaluate) else []
+        if self.evaluate and not callable(self.evaluate):
             asked = (self.metrics,) if self.metrics else ()
             found = play_round.bind_own(self.clients, own).evaluate(x, self.evaluate, *asked)
-            self.measured = self.history.add_evaluation(r, found)
+        self.measured = self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
         """Make the numbers of the last round those of the model that is given out."""
@@ -292,15 +275,11 @@ class _Training:
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
-        if r in self.history.weights:
-            self._record_weights(r, self.history.weights[r])
-        for listener in self.listeners if self.measured else ():
-            listener.evaluation(r, self.measured)
-
-    def _record_weights(self, r: int, weights: Weights) -> None:
-        self.history.weights[r] = weights
-        if self.folder is not None:
-            self.folder.weights(r, weights)
+        if self.folder is not None and r in self.history.weights:
+            self.folder.weights(r, self.history.weights[r])
+        new = [record for record in self.measured if record.round == r]
+        for listener in self.listeners if new else ():
+            listener.evaluation(r, new)
 
     def _event(self, kind: str, r: int, reason: str = "", **more: Any) -> None:
         event = {"event": kind, "round": r, **more} | ({"reason": reason} if reason else {})
@@ -356,17 +335,15 @@ class _Training:
             for note in events.describe_directions(self.metrics):
                 self._event("note", 0, note)
             events.describe_samples(clients, self.history, self.metrics, final.x)
-            if self.folder is not None:
-                self.folder.beside(self.history)
         scales = self.clients.feature_scales()
         known = None if isinstance(scales, str) else scales
+
+        def compare() -> events.Pair:
+            both = (self.clients.evaluate(x, ("train",))[0] for x in (self.start, final.x))
+            before, after = (found.metrics["loss"] for found in both)
+            return before, after
+
         # Where samples are not here, another evaluation would cost an exchange.
         here = known is not None and final.own is None
-        measure = partial(self._compare_losses, final.x) if here else None
-        for sentence in events.find_warnings(self.history, known, measure):
+        for sentence in events.find_warnings(self.history, known, compare if here else None):
             self._event("warning", last, sentence)
-
-    def _compare_losses(self, x: Vector) -> events.Pair:
-        """Return the clients' training losses with the first model and with x."""
-        before, after = (self.clients.evaluate(y, ("train",))[0] for y in (self.start, x))
-        return before.metrics["loss"], after.metrics["loss"]

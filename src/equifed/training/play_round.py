@@ -26,19 +26,17 @@ from equifed.contract.views import ClientsView, VectorsView
 from equifed.steps.certificate import Certificate, certify
 from equifed.training.final_model import Kept
 
-LARGEST = 1e100
-"""A loss beyond this is no loss: sums, squares and powers of it overflow."""
+LARGEST = 1e100  # a loss beyond this is no loss: sums, squares and powers of it overflow
 
+# What the reasons say of clients whose numbers have grown out of bounds
 NOT_FINITE = re.compile(r"\b(inf|nan)\b|not finite")
-"""What the reasons say of clients whose numbers have grown out of bounds."""
 
 DIVERGED = (
     "no client gave a usable answer, none of their numbers is finite: training diverged. Use "
     "smaller step sizes, or scale features and targets; the model of the round before is saved."
 )
 
-FAR = 1e6
-"""A vector is absurd if it is so many times as long as the median one, and as the model."""
+FAR = 1e6  # a vector is absurd if it is so many times as long as the median one, and as the model
 
 
 class TrainingError(RuntimeError):
@@ -88,24 +86,15 @@ class Answer:
     sums: list[tuple[Weights, Vector]] = field(default_factory=list)
 
     def confirm_sum(self, told: Proof | Bound) -> Vector | None:
-        """Return the clients' gradient by the weights told; None if it is another one."""
-        found = self.find_sum(told.weights)
-        if found is None:
-            return None
-        rounding = 1e-5 if found.dtype.itemsize < 8 else 1e-12
-        same = float((found - told.gradient).norm()) <= rounding * float(found.norm())
-        return found if same else None
-
-    def find_sum(self, weights: Weights) -> Vector | None:
-        """Return the sum by these weights, if it or a multiple of it was asked for."""
-        for asked, total in self.sums:
-            if np.array_equal(asked, weights):
-                return total
-        for asked, total in self.sums:
-            size = float(asked @ asked)
-            scale = float(weights @ asked) / size if size > 0 else 0.0
-            if np.allclose(scale * asked, weights, rtol=1e-12, atol=1e-14 * np.abs(weights).max()):
-                return scale * total
+        """Return the clients' gradient by the weights told, or a multiple; None: another one."""
+        exact_first = sorted(self.sums, key=lambda pair: not np.array_equal(pair[0], told.weights))
+        for asked, total in exact_first:
+            size, least = float(asked @ asked), 1e-14 * np.abs(told.weights).max()
+            scale = float(told.weights @ asked) / size if size > 0 else 0.0
+            if np.allclose(scale * asked, told.weights, rtol=1e-12, atol=least):
+                found, rounding = scale * total, 1e-5 if total.dtype.itemsize < 8 else 1e-12
+                same = float((found - told.gradient).norm()) <= rounding * float(found.norm())
+                return found if same else None
         return None
 
 
@@ -194,14 +183,13 @@ class Witness(ClientsView):
             gradient = answer.confirm_sum(proof)
             if gradient is not None and np.array_equal(answer.losses, proof.losses):
                 bound = proof.bound
-                if bound is not None and not self._confirms(bound, answer):
+                if bound is not None and not (
+                    any(bound.summed is found for found in self.curvatures)
+                    and answer.confirm_sum(bound) is not None
+                ):
                     bound = None
                 return replace(proof, gradient=gradient, bound=bound)
         return None
-
-    def _confirms(self, bound: Bound, answer: Answer) -> bool:
-        seen = any(bound.summed is found for found in self.curvatures)
-        return seen and answer.confirm_sum(bound) is not None
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from equifed.contract.arrays import show_text
 from equifed.metrics.metric import DASH, find_metric
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 BASELINE = "solved for the average"
 COLUMNS = ("method", "seed", "client", "split", "metric", "round", "value")
@@ -59,9 +58,6 @@ def tabulate_clients(histories: Mapping[str, Any]) -> Table:
 
     Of more than forty clients only those whom the last run serves worst are shown.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     first = next(iter(histories.values()))
     metric, split = first.main_metric()
     kind = find_metric(metric)
@@ -112,10 +108,7 @@ def _list_beside(history: Any, metric: str, split: str, further: bool) -> dict[s
 
 def describe_events(history: Any) -> list[str]:
     """Return what happened besides rounds: quarantines, guards, warnings, why it stopped."""
-
-    def of(kind: str) -> list[dict[str, Any]]:
-        return [event for event in history.events if event["event"] == kind]
-
+    of = history.list_events
     lines = [
         *_describe_clients(of("quarantine"), "was left out of"),
         *_describe_clients(of("guard"), "was kept in bounds in"),
@@ -188,12 +181,16 @@ def _count(number: int, word: str) -> str:
 # -- frames and figures -------------------------------------------------------------------------
 
 
-def tabulate_history(history: Any, method: str) -> Any:
-    """Return a data frame with one row per client, split, metric and evaluated round."""
+def tabulate_history(history: Any, method: str | None = None) -> Any:
+    """Return a tidy data frame: method, seed, client, split, metric, round, value.
+
+    A client without samples in a split has no row; NaN is a metric that is not defined.
+    """
     try:
         import pandas as pd
     except ImportError as error:
         raise ImportError('Frames need pandas: pip install "equifed[data]".') from error
+    method = history.method if method is None else method
     rows = [
         (method, history.seed, name, record.split, record.metric, record.round, float(value))
         for record in history.metrics
@@ -203,8 +200,14 @@ def tabulate_history(history: Any, method: str) -> Any:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def draw_history(history: Any, metric: str | None, split: str | None, ax: Any = None) -> Any:
-    """Draw a metric over the rounds: every client, or of many the worst, average and best."""
+def draw_history(
+    history: Any, metric: str | None = None, split: str | None = None, ax: Any = None
+) -> Any:
+    """Draw a metric over the rounds (matplotlib) and return the axes.
+
+    By default it is the main metric. More than ten clients are drawn as their worst, average and
+    best.
+    """
     record = history.last(metric, split)
     if record is None:
         why = "the run was not evaluated; train with evaluate=['test']."

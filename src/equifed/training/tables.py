@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from equifed.contract.arrays import Index, Losses, Weights, to_cell
 from equifed.contract.evaluation import Details, Hits
 from equifed.metrics.metric import find_metric
 from equifed.training.files import Damaged, RunFolderError, StoredRun, reading
-
-if TYPE_CHECKING:
-    import torch
 
 TABLES = {
     "rounds.csv": (
@@ -39,23 +36,25 @@ CLIENTS, EVENTS, SUMMARY, CHECKSUMS = (
 )  # fmt: skip
 MODEL, OWN, HITS, DETAILS = "model.safetensors", "own.safetensors", "hits.npz", "details.json"
 ALONE = "alone.csv"
-BESIDE = {"alone": ALONE, "without_own": "without_own.csv", "average": "average.csv"}
-"""Files of what stands beside a run's own numbers, by the history's field."""
+# Files that are written whole, by the field of the history that they hold
+PARTS = {
+    "hits": HITS, "details": DETAILS, "alone": ALONE, "without_own": "without_own.csv",
+    "average": "average.csv", "parameters": MODEL, "own": OWN,
+}  # fmt: skip
 CONFIG, RUN, PREPARATION, SPLIT = "config.toml", "run.json", "preparation.json", "split.csv"
-RECORDED = (*TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, *BESIDE.values())
+# Of a signed folder, and of an evidence pack
+SIGNATURE, SUMS, SUMS_SIGNATURE = "signature.json", "SHA256SUMS", "SHA256SUMS.signature"
 DESCRIBED = (CONFIG, RUN, PREPARATION, SPLIT)
-FILES = (*RECORDED, *DESCRIBED)
-"""What the checksums of a complete run are of, where it is there."""
+# What the checksums of a complete run are of, where it is there
+FILES = (*TABLES, EVENTS, CLIENTS, *PARTS.values(), *DESCRIBED)
 
-FORMAT = 2
-"""Of run folders and checkpoints; those of version 0.1 carry no number."""
+FORMAT = 2  # of run folders and checkpoints; those of version 0.1 carry no number
+# What an event must have, by its kind
 TOLD = {
     **dict.fromkeys(("quarantine", "guard", "watch"), ("client", "round", "reason")),
     **dict.fromkeys(("warning", "note", "stopped"), ("reason",)),
 }
-"""What an event must have, by its kind."""
-PACKAGES = ("equifed", "torch", "numpy", "scipy")
-"""What numbers depend on."""
+PACKAGES = ("equifed", "torch", "numpy", "scipy")  # what numbers depend on
 
 
 def check_format(told: Mapping[str, Any], folder: Path) -> None:
@@ -157,15 +156,13 @@ class GivenOut:
             raise ValueError(f"it returned {str(self.kind)[:60]!r}, which no run does")
 
     def __str__(self) -> str:
-        if self.kind == "last":
-            return f"returned the last model, that of round {self.round}"
-        if self.kind == "average":
-            mean = f"the mean of the models up to round {self.round}"
-            return f"returned {mean}, later ones weighted more"
+        which = {
+            "last": f"the last model, that of round {self.round}",
+            "average": f"the mean of the models up to round {self.round}, later ones weighted more",
+        }
         why = "whose worst client is served best on validation data"
-        if self.kind == "certified":
-            why = self.proof()
-        return f"returned the model of round {self.round}, {why}"
+        why = self.proof() if self.kind == "certified" else why
+        return f"returned {which.get(self.kind, f'the model of round {self.round}, {why}')}"
 
     def proof(self) -> str:
         """Say what its certificate proves."""
@@ -254,28 +251,43 @@ def _whole_lines(run: StoredRun, table: str) -> str:
     return text[: text.rfind("\n") + 1]
 
 
-# -- the model, and what single samples say about it --------------------------------------------
+def write_rows(rows: Sequence[Sequence[str]]) -> bytes:
+    """Return the lines of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
-def read_model(run: StoredRun, name: str = MODEL) -> dict[str, torch.Tensor] | None:
-    """Return the tensors of ``model.safetensors``, or of another file; None if there is none."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    with reading(run / name, SafetensorError):
-        return load(run.read(name)) if name in run else None
+# -- files that are written whole ---------------------------------------------------------------
 
 
-def read_details(run: StoredRun) -> Details | None:
-    """Return what single samples say; None: it was not asked."""
-    with reading(run / DETAILS):
-        return Details.from_dict(run.json(DETAILS)) if DETAILS in run else None
+def pack_part(name: str, part: Any, names: Sequence[str]) -> bytes:
+    """Return the content of a file that holds one part of a history."""
+    if name.endswith(".csv"):
+        return write_rows([TABLES["metrics.csv"], *part.to_rows(names)])
+    if name == DETAILS:
+        return (json.dumps(part.to_dict()) + "\n").encode()
+    if name == HITS:
+        return pack_hits(part)
+    from safetensors.torch import save
+
+    return save(part)
 
 
-def read_hits(run: StoredRun) -> dict[str, Hits]:
-    """Return which samples are answered correctly; a run of before that was recorded has none."""
-    with reading(run / HITS):
-        return unpack_hits(run.read(HITS)) if HITS in run else {}
+def read_part(run: StoredRun, name: str, names: Sequence[str] = ()) -> Any:
+    """Return what such a file holds; None if it is not there."""
+    if name not in run:
+        return None
+    with reading(run / name):
+        if name.endswith(".csv"):
+            return next(iter(read_metrics(run, names, name)), None)
+        if name == DETAILS:
+            return Details.from_dict(run.json(name))
+        if name == HITS:
+            return unpack_hits(run.read(name))
+        from safetensors.torch import load
+
+        return load(run.read(name))
 
 
 def pack_hits(hits: Mapping[str, Hits]) -> bytes:

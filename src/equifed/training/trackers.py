@@ -11,25 +11,21 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich import progress
+from rich.console import Console
 from typing_extensions import override
 
+from equifed.contract import Info
 from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.show import find_worst, print_line
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from equifed.contract.algorithm import Info
-
+# Beyond this many clients only their summary is sent; a curve for each would drown the others
 MOST_CLIENTS = 50
-"""Beyond this many clients only their summary is sent; a curve for each would drown the others."""
-PLAIN_SECONDS = 10.0
-"""Time between two lines where the output is no terminal."""
+PLAIN_SECONDS = 10.0  # time between two lines where the output is no terminal
 
 
 class Callback:
@@ -66,7 +62,7 @@ class ProgressBar(Callback):
 
     def __init__(self, console: Console, title: str = "training") -> None:
         self._console, self._title = console, title
-        self._bar: Progress | None = None
+        self._bar: progress.Progress | None = None
         self._history, self._rounds, self._worst = History(()), 0, ""
         self._said = time.monotonic()
 
@@ -81,9 +77,20 @@ class ProgressBar(Callback):
     @override
     def start(self, history: History, rounds: int) -> None:
         self._history, self._rounds = history, rounds
-        if self._console.is_terminal or self._console.is_jupyter:
-            done = history.rounds[-1].round if history.rounds else 0
-            self._bar = draw_bar(self._console, self._title, rounds, done)
+        if not (self._console.is_terminal or self._console.is_jupyter):
+            return
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=20),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[details]}", markup=False),
+            console=self._console,
+            transient=True,
+        )
+        done = history.rounds[-1].round if history.rounds else 0
+        self._bar.add_task(self._title, total=rounds, completed=done, details="")
+        self._bar.start()
 
     @override
     def round(self, record: RoundRecord, info: Info) -> None:
@@ -99,14 +106,13 @@ class ProgressBar(Callback):
 
     @override
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        main, splits = self._history.main_metric(), {record.split for record in records}
-        for split in ("validation", "train", "test"):  # test if nothing else is evaluated
-            clients = self._history.per_client(main[0], split) if main and split in splits else {}
-            if main and clients:
-                worst, kind = find_worst(clients, main[0]), find_metric(main[0])
+        metric, _ = self._history.main_metric() or ("", "")
+        splits = {record.split for record in records} if metric else set()
+        for split in ("test", "train", "validation"):  # the last one is shown
+            if clients := self._history.per_client(metric, split) if split in splits else {}:
+                worst, kind = find_worst(clients, metric), find_metric(metric)
                 value = f"{kind.label} {kind.write(clients[worst])}"
                 self._worst = f"worst {worst}: {value} ({split})"
-                return
 
     @override
     def event(self, event: dict[str, Any]) -> None:
@@ -127,8 +133,6 @@ def follow_by_default(callbacks: Sequence[Callback], wanted: bool | None) -> Pro
     """Return a bar if it is wanted; by default where a person looks on and sees no other."""
     if wanted is False or any(isinstance(callback, ProgressBar) for callback in callbacks):
         return None
-    from rich.console import Console
-
     console = Console(stderr=True)
     seen = console.is_terminal or console.is_jupyter
     if wanted is None and (not seen or "PYTEST_CURRENT_TEST" in os.environ):
@@ -136,27 +140,11 @@ def follow_by_default(callbacks: Sequence[Callback], wanted: bool | None) -> Pro
     return ProgressBar(console)
 
 
-def draw_bar(console: Console, title: str, total: int, done: int = 0) -> Progress:
-    """Draw a bar over rounds, with room for ``details`` behind it; :meth:`stop` puts it away."""
-    from rich import progress
-
-    bar = progress.Progress(
-        progress.TextColumn("{task.description}", markup=False), progress.BarColumn(bar_width=20),
-        progress.MofNCompleteColumn(), progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[details]}", markup=False),
-        console=console, transient=True,
-    )  # fmt: skip
-    bar.add_task(title, total=total, completed=done, details="")
-    bar.start()
-    return bar
-
-
 class Tracker(Callback):
     """Turns what happens in a run into named numbers by round; :meth:`log` sends them on."""
 
-    def __init__(self) -> None:
-        self._names: tuple[str, ...] = ()
-        self._bytes = 0
+    _names: tuple[str, ...] = ()
+    _bytes = 0
 
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
         """Send finite numbers of one round."""
@@ -197,15 +185,8 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Writes event files for TensorBoard.
+    """Writes event files for TensorBoard; point it at the folder, or at one above.
 
-    Parameters
-    ----------
-    folder : path
-        Where to write; point TensorBoard at it or at a folder above.
-
-    Examples
-    --------
     >>> import tempfile
     >>> import equifed as ef
     >>> folder = Path(tempfile.mkdtemp())
@@ -216,12 +197,8 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        super().__init__()
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard") from error
-        self._writer: Any = SummaryWriter(str(folder))
+        writers = _load("torch.utils.tensorboard", "tensorboard", "'equifed[tensorboard]'")
+        self._writer = writers.SummaryWriter(str(folder))
 
     @override
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
@@ -236,17 +213,9 @@ class TensorBoard(Tracker):
 class MLflow(Tracker):
     """Sends a run to the tracking server that MLflow is set to (``MLFLOW_TRACKING_URI``).
 
-    Parameters
-    ----------
-    experiment : str
-        Name of the experiment; made if it does not exist.
-    run_name : str, optional
-        Name of the run.
-    parameters : mapping
-        What to note about the run, as its configuration.
+    The experiment is made if it does not exist; ``parameters`` are what to note about the run, as
+    its configuration.
 
-    Examples
-    --------
     >>> tracker = MLflow(run_name="hospitals", parameters={"rounds": 20})  # doctest: +SKIP
     >>> ef.train(algorithm, clients, callbacks=[tracker])  # doctest: +SKIP
     """
@@ -255,18 +224,13 @@ class MLflow(Tracker):
         self, experiment: str = "equifed", run_name: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
+        mlflow = _load("mlflow", "mlflow", "'equifed[mlflow]'")
         try:
-            from mlflow.exceptions import MlflowException
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise _missing("mlflow") from error
-        try:
-            self._client: Any = MlflowClient()
+            self._client = mlflow.tracking.MlflowClient()
             found = self._client.get_experiment_by_name(experiment)
             home = found.experiment_id if found else self._client.create_experiment(experiment)
             self._run = self._client.create_run(home, run_name=run_name).info.run_id
-        except MlflowException as error:
+        except mlflow.exceptions.MlflowException as error:
             raise ValueError(
                 f"MLflow: {error} Runs go where MLFLOW_TRACKING_URI says: to a server (http://...) "
                 "or a file, sqlite:///mlflow.db (needs pip install sqlalchemy alembic). For a "
@@ -289,27 +253,16 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """Sends a run to Weights & Biases (``pip install wandb``); offline with ``WANDB_MODE=offline``.
+    """Sends a run to a project of Weights & Biases; offline with ``WANDB_MODE=offline``.
 
-    Parameters
-    ----------
-    project : str
-        Name of the project.
-    run_name : str, optional
-        Name of the run.
-    parameters : mapping
-        What to note about the run, as its configuration.
+    ``parameters`` are what to note about the run, as its configuration.
     """
 
     def __init__(
         self, project: str = "equifed", run_name: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
-        try:
-            wandb = importlib.import_module("wandb")
-        except ImportError as error:
-            raise ValueError("wandb is not installed; get it with: pip install wandb") from error
+        wandb = _load("wandb", "wandb", "wandb")
         self._run = wandb.init(project=project, name=run_name, config=dict(parameters or {}))
 
     @override
@@ -336,8 +289,12 @@ def wandb(folder: Path, config: Mapping[str, Any]) -> WandB:
     return WandB(run_name=folder.name, parameters=config)
 
 
-def _missing(extra: str) -> ValueError:
-    return ValueError(f"{extra} is not installed; get it with: pip install 'equifed[{extra}]'")
+def _load(module: str, name: str, wanted: str) -> Any:
+    """Return the module of a tracker, or say what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"{name} is not installed; get it with: pip install {wanted}") from error
 
 
 def _flat(table: Mapping[str, Any], stem: str = "") -> dict[str, Any]:

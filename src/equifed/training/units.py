@@ -24,10 +24,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients, MissingClients, ask_those_present
+from equifed.contract import Clients, MissingClients, Stream, Vector
+from equifed.contract.clients import ask_those_present
 from equifed.contract.local import DEFAULT_WORK
-from equifed.contract.streams import Stream
 from equifed.objectives.base import Relative
 from equifed.steps.automatic import with_measured_step
 
