@@ -19,9 +19,8 @@ from equifed.contract.arrays import show_text
 from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table
 from equifed.data.fields import Layout, Padding, pad_clients
-from equifed.data.items import take_items
+from equifed.data.items import Named, take_items
 from equifed.data.preparation import Missing, Preparation, Prepare
-from equifed.data.reading import Named
 from equifed.data.split import (
     RENAMED,
     Array,

@@ -14,7 +14,6 @@ from equifed.data.columns import (
     Columns,
     Look,
     blank,
-    count_mixture,
     judge_mixture,
     look_at,
     name_categories,
@@ -134,7 +133,7 @@ def guess_columns(
         lambda name: f"Column {name!r} is named as numeric and holds no numbers; leave it out.",
     )
     mixed = {
-        n: str(judge_mixture(count_mixture(columns[n])))
+        n: str(judge_mixture(looks[n].mixture))
         for n in kept
         if looks[n].kind == "mixed" and n not in coded
     }
@@ -202,7 +201,7 @@ def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
         (look.kind == "dates", "dates: turn them into days since a first day, a year or a month to "
          "use them"),
         (look.kind == "other", "neither numbers nor text"),
-        (look.kind == "mixed" and judge_mixture(count_mixture(values)) is None,
+        (look.kind == "mixed" and judge_mixture(look.mixture) is None,
          f"numbers and text, such as {' and '.join(map(repr, look.examples))}: correct it, or use "
          f"--numeric {name} (text is gaps) or --categorical {name}, to use it"),
         (is_identifier(name, look), f"an identifier: {rows}"),

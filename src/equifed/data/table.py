@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from equifed.data.columns import (
     Columns,
     blank,
-    count_mixture,
     find_categories,
     group_rows,
+    look_at,
     naming,
     read_columns,
     read_moments,
@@ -180,7 +180,7 @@ def _tell_columns(
     for column in fitted.columns:
         if isinstance(column, NumberColumn):
             if column.gaps == "words":
-                count = count_mixture(columns[column.name])["words"]
+                count = look_at(columns[column.name]).mixture["words"]
                 told.append(
                     f"column {column.name!r} is taken as numbers, {count} cell(s) with words such "
                     "as 'unknown' as gaps; list it in categorical to make each value a category"
