@@ -101,7 +101,10 @@ def _read_clients(given: Mapping[str, Clients]) -> tuple[tuple[str, ...], list[S
     for label, part in given.items():
         for client, pair in part.items():
             if name_key(client) not in names:
-                raise DataError(f"Client {client!r} has {label} samples but no training samples.")
+                raise DataError(
+                    f"Client {client!r} has {label} samples but no training samples; remove it, "
+                    "give it samples, or hold out less."
+                )
             samples.append(_read_samples(names[name_key(client)], label, pair))
     return tuple(names.values()), samples
 

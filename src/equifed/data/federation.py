@@ -22,7 +22,6 @@ from equifed.data.fields import Layout, Padding, pad_clients
 from equifed.data.items import Named, take_items
 from equifed.data.preparation import Missing, Preparation, Prepare
 from equifed.data.split import (
-    RENAMED,
     Array,
     DataError,
     Holdout,
@@ -202,21 +201,17 @@ class Federation:
         >>> Federation.from_clients(clients).class_names
         ('no', 'yes')
         """
-        given = {"train": clients, "validation": validation, "test": test}
-        shares = {k: v for k, v in given.items() if isinstance(v, int | float) and k != "train"}
-        held = {k: v for k, v in given.items() if k not in shares}
-        named = Named(client, features, target)
-        holdout = Holdout(**shares, seed=seed)
+        given = {"validation": validation, "test": test}
+        shares = {k: v for k, v in given.items() if isinstance(v, int | float)}
+        held = {"train": clients, **{k: v for k, v in given.items() if k not in shares}}
+        named, holdout = Named(client, features, target), Holdout(**shares, seed=seed)
         if mask is not None and pad is None:
             raise DataError(f"mask={mask!r} says where sequences were filled up; give pad=0, too.")
-        padding = None if pad is None else Padding(pad, mask)
         held, holdout, titles = take_items(held, named, holdout, tokens, dtype, pad is not None)
-        held = held if padding is None else pad_clients(held, padding)
+        held = held if pad is None else pad_clients(held, Padding(pad, mask))
         if titles and not class_names and task != "regression":
             class_names, classes = titles, classes or len(titles)
         aligned = align_clients(held, classes, class_names, task, tokens, dtype)
-        if padding is not None and aligned["layout"] is not None:
-            aligned["layout"] = replace(aligned["layout"], padding=padding)
         made = cls(name, **aligned, source=dict(source or {}))
         return made.split(holdout.validation, holdout.test, seed) if holdout.wanted else made
 
@@ -248,7 +243,6 @@ class Federation:
         name: str | None = None,
         dtype: str = "float32",
         source: Mapping[str, str] | None = None,
-        **former: Any,
     ) -> Federation:
         """Build from a table in which one column says whose row it is.
 
@@ -306,38 +300,42 @@ class Federation:
         # a federation needs no reader of tables
         from equifed.data.table import TableRequest, read_table
 
-        for odd in former:
-            cure = f"it is called {RENAMED[odd]} now" if odd in RENAMED else "leave it out"
-            raise TypeError(f"from_table has no argument {odd!r}; {cure}.")
         wanted = (features,) if isinstance(features, str) else features
-        coded: Any = categorical
-        numbers: Any = numeric
-        named = {
+        columns: dict[str, Any] = {
             "split": split, "keep_together": keep_together, "time": time, "report_by": report_by,
         }  # fmt: skip
+        rules: Any = (
+            scale, missing, categorical, unknown, min_count, per_client, target_scale, numeric
+        )  # fmt: skip
         request = TableRequest(
             str(client), str(target), None if wanted is None else tuple(wanted),
-            **{k: None if column is None else str(column) for k, column in named.items()},
+            **{k: None if column is None else str(column) for k, column in columns.items()},
             task=task, classes=classes, holdout=Holdout(validation, test, seed),
-            prepare=Prepare(
-                scale, missing, coded, unknown, min_count, per_client, target_scale, numbers
-            ),
+            prepare=Prepare(*rules),
         )  # fmt: skip
-        read = read_table(table, request)
-        apart = {key: read.pop(key) for key in ("preparation", "divided")}
-        about = {"preparation": apart["preparation"].describe(), **(source or {})}
-        if told := read.pop("told"):
+        clients, fitted, told, divided = read_table(table, request)
+        about = {"preparation": fitted.describe(), **(source or {})}
+        if told:
             about["rows and columns"] = "; ".join(told)
         title = name or (Path(table).stem if isinstance(table, str | Path) else "your data")
-        made = cls.from_clients(**read, name=title, dtype=dtype, source=about)
-        return replace(made, **apart)
+        made = cls.from_clients(**clients, name=title, dtype=dtype, source=about)
+        return replace(made, preparation=fitted, divided=divided)
 
     # -- derived federations --------------------------------------------------------------------
 
     def subset(self, clients: Iterable[str | int]) -> Federation:
         """Return the federation of some clients, by name or position, in the order given."""
-        known = {name: i for i, name in enumerate(self.names)}
-        index = [self._find(client, known) for client in clients]
+        known: dict[Any, int] = {k: k for k in range(len(self))}
+        known |= {name: i for i, name in enumerate(self.names)}
+        asked = list(clients)
+        refuse(
+            (client for client in asked if client not in known),
+            lambda client: (
+                f"There is no client {client!r}; there are {', '.join(self.names[:12])}, or "
+                f"positions in 0..{len(self) - 1}."
+            ),
+        )
+        index = [known[client] for client in asked]
         if not index or len(set(index)) != len(index):
             raise DataError(f"A subset needs at least one client and no repeats, got {index}.")
         held: dict[str, Any] = {
@@ -350,16 +348,6 @@ class Federation:
         """Return a federation in memory that differs in some fields."""
         kept = {one.name: getattr(self, one.name) for one in fields(Federation)}
         return Federation(**kept | changes)
-
-    def _find(self, client: str | int, known: Mapping[str, int]) -> int:
-        """Return the position of a client that is given by name or position."""
-        if isinstance(client, str) and client not in known:
-            shown = ", ".join(self.names[:12])
-            raise DataError(f"There is no client {client!r}; there are {shown}.")
-        position = known[client] if isinstance(client, str) else int(client)
-        if not 0 <= position < len(self):
-            raise DataError(f"Client positions must lie in 0..{len(self) - 1}, got {client}.")
-        return position
 
     def in_units(self, values: Any) -> Any:
         """Return values of a regression, as arrays or tensors, in the unit of the target column."""

@@ -8,7 +8,7 @@ they may reach 2^24 only, up to where float32 has every whole number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import prod
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -162,8 +162,8 @@ class Layout:
             what = f"a {'mapping' if self.named else 'tuple'} of these arrays"
             text = f"{here}: a sample is {self}; give {what}, got {type(given).__name__}."
             raise DataError(text, text)
-        rows, layout = pack(given, here)
-        compare_layouts(replace(self, padding=None), layout, here, there)
+        rows, layout = pack(given, here, padding=self.padding)
+        compare_layouts(self, layout, here, there)
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -259,11 +259,13 @@ def pad_clients(held: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
     for key, (_, *targets) in pairs.items():
         parts = padding.apply(given[key], longest, where[key])
         label, client = key
-        out[label][client] = (pack(parts, where[key], len(targets[0])), *targets)
+        out[label][client] = (pack(parts, where[key], len(targets[0]), padding), *targets)
     return out
 
 
-def pack(given: Parts, where: str, count: int | None = None) -> Packed:
+def pack(
+    given: Parts, where: str, count: int | None = None, padding: Padding | None = None
+) -> Packed:
     """Return the arrays of samples as rows; named ones in the order of their names."""
     parts, named = _by_name(given), isinstance(given, Mapping)
     refuse_any(
@@ -280,7 +282,7 @@ def pack(given: Parts, where: str, count: int | None = None) -> Packed:
     kind = TOKENS if not reals else FLOATS[any(dtype.itemsize > 4 for dtype in reals)]
     flat = [a.reshape(len(a), prod(a.shape[1:])).astype(kind) for a in arrays.values()]
     fields = [Field(n, a.shape[1:], KINDS[a.dtype.kind]) for n, a in arrays.items()]
-    return Packed(np.concatenate(flat, axis=1), Layout(tuple(fields), named))
+    return Packed(np.concatenate(flat, axis=1), Layout(tuple(fields), named, padding))
 
 
 def _check_part(array: Array, where: str, other: str, rows: int, *, beside: bool) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -32,6 +33,8 @@ TOKENIZED = ("input_ids", "attention_mask", "token_type_ids")
 
 Columns = dict[Any, list[Any]]
 """Values of the arrays of some samples by name, by place, or by None where there is one."""
+Key = tuple[str, Any]
+"""Split and client."""
 
 
 class Named(NamedTuple):
@@ -223,19 +226,26 @@ def take_items(
     loose: bool = False,
 ) -> tuple[dict[str, Any], Holdout, tuple[str, ...]]:  # fmt: skip
     """Read data sets, by split; return pairs, what is still to be held out, and class names."""
-    found = {label: _find_items(part, label, named) for label, part in held.items()}
-    values = [v for part in found.values() if isinstance(part, Mapping) for v in part.values()]
-    every = [items for items in values if isinstance(items, Items)]
-    if not every:
+    found = {label: _list_clients(part, label, named) for label, part in held.items()}
+    out = {label: dict(p) if isinstance(p, Mapping) else p for label, p in found.items()}
+    items = {
+        (label, client): value if isinstance(value, Items) else _open(value, client, label, named)
+        for label, part in out.items() if isinstance(part, dict)
+        for client, value in part.items() if isinstance(value, Items) or _is_data_set(value)
+    }  # fmt: skip
+    if not items:
         if any(named):
             raise DataError(
                 "client=, features= and target= name columns of data sets, and there is none; "
                 "leave them out (Federation.from_table takes tables)."
             )
-        return found, holdout, ()
-    if holdout.wanted and all(isinstance(value, Items) for value in found["train"].values()):
-        found, holdout = _divide_items(found, holdout), Holdout()
-    return _read_items(found, tokens, dtype, loose), holdout, _list_titles(every)
+        return out, holdout, ()
+    titles = _list_titles(list(items.values()))
+    if holdout.wanted and all(("train", client) in items for client in out["train"]):
+        items, holdout = _divide_items(items, holdout), Holdout()
+    for (label, client), pair in _read_items(items, tokens, dtype, loose):
+        out.setdefault(label, {})[client] = pair
+    return out, holdout, titles
 
 
 def _list_titles(every: Sequence[Items]) -> tuple[str, ...]:
@@ -251,23 +261,19 @@ def _list_titles(every: Sequence[Items]) -> tuple[str, ...]:
     return first
 
 
-def _find_items(part: Any, label: str, named: Named) -> Any:
-    """Replace the data sets of a split by the :class:`Items` of each client."""
+def _list_clients(part: Any, label: str, named: Named) -> Any:
+    """Return a mapping of clients, from one data set or partitioner if it is one."""
     if hasattr(part, "load_partition"):
-        part = _list_partitions(part, label, named)
-    elif isinstance(part, Mapping) and hasattr(part, "column_names"):
+        return _list_partitions(part, label, named)
+    if isinstance(part, Mapping) and hasattr(part, "column_names"):
         splits = ", ".join(map(str, part))
         raise DataError(
             f"{label} is a {type(part).__name__}, whose entries ({splits}) are splits and not "
             "clients; give one of them, and client= for the column with the client."
         )
-    elif isinstance(part, Mapping) and named.client is not None:
+    if isinstance(part, Mapping) and named.client is not None:
         raise DataError("client= is for one data set with all clients; leave it out.")
-    elif _is_data_set(part):
-        part = _divide_by_column(part, label, named)
-    if not isinstance(part, Mapping):
-        return part
-    return {client: _open(value, client, label, named) for client, value in part.items()}
+    return _divide_by_column(part, label, named) if _is_data_set(part) else part
 
 
 def _divide_by_column(data: Any, label: str, named: Named) -> dict[str, Items]:
@@ -312,10 +318,8 @@ def _who(client: Any, label: str) -> str:
     return f"Client {str(client)!r}: {label}"
 
 
-def _open(value: Any, client: Any, label: str, named: Named) -> Any:
-    """Return the items of a data set; anything else as it is."""
-    if not _is_data_set(value):
-        return value
+def _open(value: Any, client: Any, label: str, named: Named) -> Items:
+    """Return the items of a data set."""
     who, collate, rows = _who(client, label), None, None
     if hasattr(value, "collate_fn") and hasattr(value, "dataset"):
         rows, collate = _open_loader(value, who)
@@ -363,41 +367,40 @@ def _open_loader(loader: Any, who: str) -> tuple[Sequence[int] | None, Any]:
 # -- dividing and reading -------------------------------------------------------------------------
 
 
-def _divide_items(held: Mapping[str, Any], holdout: Holdout) -> dict[str, Any]:
+def _divide_items(items: Mapping[Key, Items], holdout: Holdout) -> dict[Key, Items]:
     """Hold out items of every client before they are read, the same as :meth:`Federation.split`."""
-    names = name_values(held["train"], "Client names")
-    shares = {"validation": holdout.validation, "test": holdout.test}
-    labels = ["train", *(label for label, share in shares.items() if share > 0)]
-    out: dict[str, Any] = {**held, **{label: {} for label in labels}}
-    for client, items in held["train"].items():
-        part = divide_at_random({names[name_key(client)]: np.arange(len(items.rows))}, holdout)
-        for label in labels:
-            rows = [items.rows[k] for k in np.flatnonzero(part == label).tolist()]
-            out[label][client] = replace(items, rows=rows, who=_who(client, label))
+    out = dict(items)
+    names = name_values([client for label, client in items if label == "train"], "Client names")
+    shares = {"train": 1.0, "validation": holdout.validation, "test": holdout.test}
+    for (_, client), one in [(key, one) for key, one in items.items() if key[0] == "train"]:
+        part = divide_at_random({names[name_key(client)]: np.arange(len(one.rows))}, holdout)
+        for label in (label for label, share in shares.items() if share > 0):
+            rows = [one.rows[k] for k in np.flatnonzero(part == label).tolist()]
+            out[label, client] = replace(one, rows=rows, who=_who(client, label))
     return out
 
 
-def _read_items(held: Mapping[str, Any], tokens: bool, dtype: Any, loose: bool) -> dict[str, Any]:
-    """Replace :class:`Items` by pairs of arrays, large ones in a file that is memory-mapped."""
+def _read_items(
+    items: Mapping[Key, Items], tokens: bool, dtype: Any, loose: bool
+) -> Iterator[tuple[Key, tuple[Any, Array]]]:
+    """Yield pairs of arrays, large ones in a file per split that is memory-mapped."""
     from rich.console import Console
     from rich.progress import Progress
 
-    out = {label: dict(p) if isinstance(p, Mapping) else p for label, p in held.items()}
-    parts = [part for part in out.values() if isinstance(part, dict)]
-    mine = [{c: v for c, v in part.items() if isinstance(v, Items)} for part in parts]
-    counts = [sum(len(items.rows) for items in found.values()) for found in mine]
-    filled = [items for found in mine for items in found.values() if len(items.rows)]
-    place = None if loose or not filled else _find_place(filled[0], sum(counts), tokens, dtype)
-    shown = sys.stderr.isatty()
+    counts = Counter[str]()
+    for (label, _), one in items.items():
+        counts[label] += len(one.rows)
+    first = next((one for one in items.values() if len(one.rows)), None)
+    place = None if loose or first is None else _find_place(first, counts.total(), tokens, dtype)
+    files = {label: place(count) for label, count in counts.items() if place and count}
+    read, shown = Counter[str](), sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
-        advance = partial(bar.advance, bar.add_task("reading", total=sum(counts)))
-        for part, found, count in zip(parts, mine, counts, strict=True):
-            onto, start = place(count) if place and count else None, 0
-            for client, items in found.items():
-                end = start + len(items.rows)
-                there = None if onto is None else onto[start:end]
-                part[client], start = items.read(advance, loose, there, dtype), end
-    return out
+        advance = partial(bar.advance, bar.add_task("reading", total=counts.total()))
+        for (label, client), one in items.items():
+            start = read[label]
+            read[label] += len(one.rows)
+            there = files[label][start : read[label]] if label in files else None
+            yield (label, client), one.read(advance, loose, there, dtype)
 
 
 def _find_place(

@@ -119,16 +119,21 @@ class FederationWriter:
             return
         if self._first is None:
             raise DataError("A federation needs clients; none was added.")
-        arrays = {
-            name: {"dtype": str(array.dtype), "shape": list(array.shape[1:])}
-            for name, array in _list_arrays(self._first).items()
-        }
-        sizes = {k: [mine[k] for mine in self._sizes.values()] for k in self._first.splits()}
-        told = {"format": FORMAT, **self._about, "clients": list(self._sizes), "sizes": sizes}
-        if (layout := self._first.layout) is not None:
-            told |= {"layout": layout.to_json()}
+        layout, arrays = self._first.layout, _list_arrays(self._first)
+        if layout is not None:
             self._digest.update(repr(layout).encode())
-        told |= {"arrays": arrays, "sha256": self._digest.hexdigest()}
+        told = {
+            "format": FORMAT,
+            **self._about,
+            "clients": list(self._sizes),
+            "sizes": {k: [mine[k] for mine in self._sizes.values()] for k in self._first.splits()},
+            **({} if layout is None else {"layout": layout.to_json()}),
+            "arrays": {
+                name: {"dtype": str(array.dtype), "shape": list(array.shape[1:])}
+                for name, array in arrays.items()
+            },
+            "sha256": self._digest.hexdigest(),
+        }
         (self._folder / INDEX).write_text(json.dumps(told) + "\n")
 
 
