@@ -61,10 +61,12 @@ def align_clients(
     """Bring the arrays of all clients, by split, to one shape and dtype."""
     check_task(task, classes)
     listed = isinstance(class_names, Iterable) and not isinstance(class_names, str)
-    if not listed or not all(isinstance(title, str) for title in class_names):
-        raise DataError(f"class_names must be a sequence of texts, got {class_names!r:.200}.")
-    if dtype is not None and getattr(dtype, "__name__", str(dtype)) not in ("float32", "float64"):
-        raise DataError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
+    refuse_any(
+        (not listed or not all(isinstance(title, str) for title in class_names),
+         f"class_names must be a sequence of texts, got {class_names!r:.200}."),
+        (getattr(dtype, "__name__", str(dtype)) not in ("None", "float32", "float64"),
+         f"dtype must be 'float32' or 'float64', got {dtype!r}."),
+    )  # fmt: skip
     given = {label: part for label, part in held.items() if part is not None}
     names, parts = _read_clients(given)
     layout = _refuse_unlike(parts)

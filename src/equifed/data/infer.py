@@ -20,7 +20,7 @@ from equifed.data.columns import (
     to_numbers,
 )
 from equifed.data.fit import combine_targets, describe_target
-from equifed.data.split import DataError, Task, refuse
+from equifed.data.split import DataError, Task, refuse, refuse_any
 
 CLIENTS = (
     *("client", "site", "hospital", "clinic", "centre", "center", "institution", "institute"),
@@ -99,13 +99,13 @@ def guess_columns(
     columns = Columns({**columns, **{name: blank(columns[name], "texts") for name in numeric}})
     known = {} if looks is None else {n: look for n, look in looks.items() if n not in numeric}
     looks = {name: known.get(name) or look_at(values) for name, values in columns.items()}
-    if looks[target].different < 2:
-        raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
-    if looks[client].different == looks[client].count >= FEW:
-        raise DataError(
-            f"Column {client!r} has a value of its own in each of {looks[client].count} rows: it "
-            "tells rows, not clients; name the column that says whose row it is."
-        )
+    refuse_any(
+        (looks[target].different < 2,
+         f"Column {target!r} has fewer than two different values: nothing to learn."),
+        (looks[client].different == looks[client].count >= FEW,
+         f"Column {client!r} has a value of its own in each of {looks[client].count} rows: it "
+         "tells rows, not clients; name the column that says whose row it is."),
+    )  # fmt: skip
     task = guess_task(target, columns[target])
     if task == "classification":
         refuse_single_rows(target, looks[target])

@@ -25,7 +25,7 @@ from equifed.data.columns import (
     read_numbers,
     to_numbers,
 )
-from equifed.data.split import Array, DataError, refuse, refuse_any, refuse_twice
+from equifed.data.split import Array, DataError, list_owners, refuse, refuse_any, refuse_twice
 
 Scale: TypeAlias = Literal["standard"]
 Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
@@ -375,10 +375,14 @@ class Preparation:
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
         bent = sum(len(getattr(column, "knots", ())) for column in self.columns)
         wide, now = len(self.columns), len(self.feature_names)
-        shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
-        target = "; target scaled to mean 0 and deviation 1" if self.target.is_scaled else ""
-        told = f"{shape}; numbers {scaled}{whose}; {filled}{target}"
-        return told + f"; {bent} bends" * (bent > 0)
+        told = [
+            f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}",
+            f"numbers {scaled}{whose}",
+            filled,
+            "target scaled to mean 0 and deviation 1" * self.target.is_scaled,
+            f"{bent} bends" * (bent > 0),
+        ]
+        return "; ".join(filter(None, told))
 
     # -- as JSON --------------------------------------------------------------------------------
 
@@ -417,12 +421,11 @@ class Preparation:
 
     def _find_owners(self, columns: Columns, client: str | None) -> list[Any]:
         """Return whose row each is, if that makes a difference."""
-        owners = np.full(columns.rows, client, dtype=object)
+        owners: list[Any] = [client] * columns.rows
         if not self.by_client:
-            return owners.tolist()
-        if client is None and self.client is not None and self.client in columns:
-            for name, mine in group_rows(columns[self.client]).items():
-                owners[mine] = name
+            return owners
+        if client is None and self.client in columns:
+            owners = list_owners(group_rows(columns[self.client])).tolist()
         scaled = (c.by_client for c in self.columns if isinstance(c, NumberColumn))
         known = {name for clients in scaled for name, *_ in clients}
         refuse(
@@ -432,7 +435,7 @@ class Preparation:
                 f"pass client=NAME, one of {', '.join(sorted(known)[:12])}."
             ),
         )
-        return owners.tolist()
+        return owners
 
 
 def digest_json(told: Any) -> str:

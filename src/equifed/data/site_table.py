@@ -13,13 +13,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from equifed.data.columns import (
-    Columns,
-    find_categories,
-    group_rows,
-    naming,
-    read_columns,
-)
+from equifed.data.columns import Columns, find_categories, group_rows, naming, read_columns
 from equifed.data.federation import Federation
 from equifed.data.fit import Question, ask_kinds, describe_rows, describe_target
 from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
@@ -55,7 +49,7 @@ class TableSettings(TableRequest):
              "all; leave it out."),
             (names is not None and (values or len(names) < 2), "class_names are two or more, and "
              "go with neither classes nor a regression."),
-            (odd, f"units: the unit of {', '.join(map(repr, odd))} must be text."),
+            (odd, f"units: the unit of {', '.join(map(repr, odd))} must be text.")
         )  # fmt: skip
 
 
@@ -198,16 +192,12 @@ def _refuse_absent(columns: Columns, request: TableRequest) -> None:
 def _rename(columns: Columns, titles: Mapping[str, str]) -> Columns:
     """Return the columns under their agreed names, in the order of the table."""
     for agreed, title in titles.items():
-        if title not in columns:
-            raise DataError(
-                f"The table has no column {title!r}, which the mapping says is {agreed!r}; it has "
-                f"{', '.join(columns)}."
-            )
-        if agreed in columns and agreed not in titles.values():
-            raise DataError(
-                f"The table has a column {agreed!r}, and the mapping says that {title!r} is it; "
-                "drop one of the two."
-            )
+        refuse_any(
+            (title not in columns, f"The table has no column {title!r}, which the mapping says is "
+             f"{agreed!r}; it has {', '.join(columns)}."),
+            (agreed in columns and agreed not in titles.values(), f"The table has a column "
+             f"{agreed!r}, and the mapping says that {title!r} is it; drop one of the two."),
+        )  # fmt: skip
     refuse_twice([*titles.values()], "The mapping names the column {!r} twice; use it once.")
     agreed_of = {title: agreed for agreed, title in titles.items()}
     return Columns({agreed_of.get(title, title): values for title, values in columns.items()})

@@ -390,24 +390,18 @@ def count_chances(cells: Sequence[Sequence[Any]], trained: NDArray[np.bool_]) ->
     >>> count_chances(copies.tolist(), trained)
     0.0
     """
-    codes = [name_values(column) for column in cells]
-    draw = np.random.default_rng(0)
-    marks = [draw.integers(0, 2**63, len(code), dtype=np.uint64)[code] for code in codes]
+    draw, marks, alike = np.random.default_rng(0), [], []
+    for column in cells:
+        numbers: dict[Any, int] = {}
+        codes = np.array([numbers.setdefault(v, len(numbers)) for v in column])
+        count = np.bincount(codes)
+        alike.append(float(count @ (count - 1)) / (len(codes) * (len(codes) - 1)))  # any two rows
+        marks.append(draw.integers(0, 2**63, len(codes), dtype=np.uint64)[codes])
     whole = np.asarray(np.sum(marks, axis=0, dtype=np.uint64))
-    equal, found = _count_pairs(whole, trained), 0.0
-    for code, mark in zip(codes, marks, strict=True):
-        count = np.bincount(code)
-        alike = float(count @ (count - 1)) / (len(code) * (len(code) - 1))  # of any two rows
-        if alike < 1:
-            unlike = _count_pairs(whole - mark, trained) - equal
-            found = max(found, unlike * alike / (1 - alike))
-    return min(1.0, found / max(equal, 1.0))
-
-
-def name_values(cells: Sequence[Any]) -> Rows:
-    """Return a number for every different value."""
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(v, len(numbers)) for v in cells], dtype=np.int64)
+    equal = _count_pairs(whole, trained)
+    unlike = [_count_pairs(whole - mark, trained) - equal for mark in marks]
+    found = [pairs * p / (1 - p) for pairs, p in zip(unlike, alike, strict=True) if p < 1]
+    return min(1.0, max(found, default=0.0) / max(equal, 1.0))
 
 
 def _count_pairs(marks: NDArray[np.uint64], trained: NDArray[np.bool_]) -> float:
