@@ -74,7 +74,7 @@ def bend(data: Federation, bent: Preparation | None = None) -> Federation:
         return replace(split, inputs=np.hstack(blocks))
 
     splits: dict[str, Any] = {label: widen(split) for label, split in data.splits().items()}
-    return replace(data, **splits, preparation=bent)
+    return replace(data, **splits, preparation=bent, sha256="")
 
 
 def find_lines(bent: Preparation) -> list[int]:

@@ -31,7 +31,7 @@ TARGETS = ("label", "labels", "target", "y")
 TOKENIZED = ("input_ids", "attention_mask", "token_type_ids")
 """Columns that are the features, where there are ``input_ids``, unless others are named."""
 
-Columns = dict[Any, list[Any]]
+Values = dict[Any, list[Any]]
 """Values of the arrays of some samples by name, by place, or by None where there is one."""
 Key = tuple[str, Any]
 """Split and client."""
@@ -62,7 +62,7 @@ class Items:
 
         With ``loose`` features stay lists of values: sequences are filled up later.
         """
-        columns, targets, features = Columns(), list[Any](), Packed(np.empty(0), None)
+        columns, targets, features = Values(), list[Any](), Packed(np.empty(0), None)
         for start in range(0, len(self.rows), BATCH):
             x, y = self._read_rows(start)
             if onto is not None:
@@ -89,7 +89,7 @@ class Items:
         target = self.named.target or next((t for t in TARGETS if t in known), None)
         return tuple(map(str, getattr(known.get(target), "names", None) or ()))
 
-    def _read_rows(self, start: int) -> tuple[Columns, list[Any]]:
+    def _read_rows(self, start: int) -> tuple[Values, list[Any]]:
         """Return features and targets of some items."""
         items = self._fetch(start)
         features, target = self._choose_keys(items[0])
@@ -176,7 +176,7 @@ class Items:
             raise DataError(text, text)
         return features, target
 
-    def _join(self, columns: Columns) -> Packed:
+    def _join(self, columns: Values) -> Packed:
         """Return the features of several items as rows."""
         where = f"{self.who} X"
         if None in columns:
@@ -187,7 +187,7 @@ class Items:
                 return Packed(np.column_stack(arrays), None)
         return pack(_by_form(columns), where)
 
-    def _store(self, columns: Columns, onto: Array, dtype: Any) -> Layout | None:
+    def _store(self, columns: Values, onto: Array, dtype: Any) -> Layout | None:
         """Write features to a file in its precision, as they would be converted in memory."""
         x, layout = self._join(columns)
         kinds = "iu" if onto.dtype == TOKENS else "biuf"
@@ -201,7 +201,7 @@ class Items:
         return layout
 
 
-def _by_form(columns: Columns) -> Any:
+def _by_form(columns: Values) -> Any:
     """Return columns as users give them: one, a tuple, or a mapping."""
     return (
         columns[None] if None in columns else tuple(columns.values()) if 0 in columns else columns

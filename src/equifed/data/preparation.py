@@ -424,7 +424,7 @@ class Preparation:
         owners: list[Any] = [client] * columns.rows
         if not self.by_client:
             return owners
-        if client is None and self.client in columns:
+        if client is None and self.client is not None and self.client in columns:
             owners = list_owners(group_rows(columns[self.client])).tolist()
         scaled = (c.by_client for c in self.columns if isinstance(c, NumberColumn))
         known = {name for clients in scaled for name, *_ in clients}
