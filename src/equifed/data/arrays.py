@@ -31,8 +31,7 @@ from equifed.data.split import (
     refuse_any,
 )
 
-Clients: TypeAlias = Mapping[Any, Any]
-"""Client name to its features and targets, ``(X, y)`` or ``(X, y, groups)``, or to a data set."""
+Clients: TypeAlias = Mapping[Any, Any]  # client to (X, y), (X, y, groups) or a data set
 
 Numbered: TypeAlias = tuple[dict[str, Array], int | None, tuple[str, ...]]
 

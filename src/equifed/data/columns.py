@@ -233,8 +233,7 @@ def is_date(value: Any) -> bool:
     return isinstance(value, datetime.date | np.datetime64)
 
 
-Gaps = Literal["empty", "words", "texts"]
-"""What is a gap in a column of numbers: an empty cell; a gap word, too; any text, too."""
+Gaps = Literal["empty", "words", "texts"]  # what is a gap among numbers, beside empty cells
 
 
 def blank(values: Sequence[Any], gaps: Gaps) -> list[Any]:

@@ -19,12 +19,9 @@ from equifed.data.preparation import NumberColumn, Preparation, Target
 from equifed.data.split import DataError, Split
 
 Numbers = NDArray[np.float64]
-LEVELS = (0.25, 0.5, 0.75)
-"""Quantiles that may become knots."""
-LEAST = 0.05
-"""Share of the rows that lies on either side of a knot, at least."""
-REACH, STEPS, GRIDS = 2.0, 16, 3
-"""By Cantelli's inequality these quantiles are within 1.74 deviations of the mean."""
+LEVELS = (0.25, 0.5, 0.75)  # quantiles that may become knots
+LEAST = 0.05  # share of the rows that lies on either side of a knot, at least
+REACH, STEPS, GRIDS = 2.0, 16, 3  # quantiles are within 1.74 deviations of the mean (Cantelli)
 
 
 def find_knots(count: Callable[[Numbers], Numbers], centre: Numbers, spread: Numbers) -> Numbers:

@@ -17,11 +17,9 @@ import numpy as np
 
 from equifed.data.split import FLOATS, TOKENS, Array, DataError, refuse, refuse_any, refuse_twice
 
-EXACT = 2**24
-"""Largest whole number up to which float32 leaves out none."""
+EXACT = 2**24  # largest whole number up to which float32 leaves out none
 KINDS = {"b": "truth values", "i": "whole numbers", "u": "whole numbers", "f": "real numbers"}
-Parts: TypeAlias = Mapping[Any, Any] | tuple[Any, ...]
-"""The arrays of samples, by name or in order."""
+Parts: TypeAlias = Mapping[Any, Any] | tuple[Any, ...]  # the arrays of samples, by name or in order
 WORDS = {"bool": KINDS["b"], "int": KINDS["i"], "float": KINDS["f"]}
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from equifed.data.split import DataError, refuse_twice
 
 SEPARATORS = (",", ";", "\t", "|")
-MOST_BYTES = 2 << 30
-"""Largest table that is read, decompressed; as cells in memory it takes several times that."""
+MOST_BYTES = 2 << 30  # largest table, decompressed; as cells it takes several times that
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 

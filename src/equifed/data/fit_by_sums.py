@@ -28,21 +28,17 @@ from equifed.data.preparation import OTHER, Preparation
 from equifed.data.split import DataError
 
 Vector = NDArray[np.float64]
-Add = Callable[[Question], Vector]
-"""Asks every client and returns the sum of the vectors of their answers."""
+Add = Callable[[Question], Vector]  # the sum of the vectors of all clients' answers
 
 Collect = Callable[[Question], Sequence[Mapping[str, Sequence[str]]]]
 """Asks every client for names of categories, by column."""
 
 BUCKETS = 4096
-BASE = 12
-"""Bits of a digit."""
+BASE = 12  # bits of a digit
 
-COUNT, NUMBER = 4, 175
-"""Digits of a count, and of a float."""
+COUNT, NUMBER = 4, 175  # digits of a count, and of a float
 
-MOST_NAMES = 5000
-"""Categories of one column that a client names at most."""
+MOST_NAMES = 5000  # categories of one column that a client names at most
 
 LAYOUT: dict[str, dict[str, int]] = {
     "kinds": dict.fromkeys(KINDS, COUNT),

@@ -22,20 +22,18 @@ from equifed.data.columns import (
 from equifed.data.fit import combine_targets, describe_target
 from equifed.data.split import DataError, Task, refuse, refuse_any
 
-CLIENTS = (
+CLIENTS = (  # words in the name of the column that tells the clients, likeliest first
     *("client", "site", "hospital", "clinic", "centre", "center", "institution", "institute"),
     *("organisation", "organization", "participant", "silo", "party", "node", "bank", "branch"),
     *("school", "store", "shop", "factory", "plant", "country", "region", "state", "district"),
     *("city", "station", "device", "writer", "user", "owner", "source", "cohort", "group"),
 )
-"""Words in the name of the column that tells the clients, likeliest first."""
 
-TARGETS = (
+TARGETS = (  # words in the name of the column to predict, likeliest first
     *("target", "label", "class", "outcome", "y", "result", "response", "diagnosis", "disease"),
     *("ill", "died", "death", "dead", "mortality", "survived", "survival", "readmitted", "event"),
     *("churn", "default", "fraud", "income", "price", "score", "status"),
 )
-"""Words in the name of the column to predict, likeliest first."""
 
 PEOPLE = ("patient", "subject", "person", "individual", "case", "customer", "user", "animal")
 IDENTIFIERS = (
@@ -44,8 +42,7 @@ IDENTIFIERS = (
 )
 MOST_CLIENTS, MOST_NUMBERS = 2000, 10
 MOST_GROUPS = 20  # values of a column by which metrics can reasonably be reported
-PAIRS = 5
-"""How many more equal pairs must be expected than there are before that tells an identifier."""
+PAIRS = 5  # more equal pairs must be expected than there are before that tells an identifier
 SHOWN = 1000  # rows that show of nearly every column that it does not tell the class
 FEW = 10  # fewer rows tell nothing about a column; texts with fewer may be too few for a category
 NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*(\d[\d.,'\s]*)\s*(%|[^\W\d]{0,4})")

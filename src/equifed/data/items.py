@@ -20,21 +20,24 @@ import numpy as np
 
 from equifed.data.columns import group_rows, name_key, name_values
 from equifed.data.fields import Layout, Packed, as_array, is_frame, pack
-from equifed.data.split import FLOATS, TOKENS, Array, DataError, Holdout, divide_at_random
+from equifed.data.split import (
+    FLOATS,
+    TOKENS,
+    Array,
+    DataError,
+    Holdout,
+    divide_at_random,
+    refuse,
+)
 
-MEMORY = 2 * 2**30
-"""Bytes of features above which they go to an unnamed temporary file that is memory-mapped."""
-BATCH = 256
-"""Items read at a time."""
-TARGETS = ("label", "labels", "target", "y")
-"""Columns that are the target unless another one is named."""
+MEMORY = 2 * 2**30  # bytes of features above which they go to a file that is memory-mapped
+BATCH = 256  # items read at a time
+TARGETS = ("label", "labels", "target", "y")  # columns that are the target unless one is named
 TOKENIZED = ("input_ids", "attention_mask", "token_type_ids")
 """Columns that are the features, where there are ``input_ids``, unless others are named."""
 
-Values = dict[Any, list[Any]]
-"""Values of the arrays of some samples by name, by place, or by None where there is one."""
-Key = tuple[str, Any]
-"""Split and client."""
+Values = dict[Any, list[Any]]  # values of arrays by name, by place, or by None where there is one
+Key = tuple[str, Any]  # split and client
 
 
 class Named(NamedTuple):
@@ -95,20 +98,24 @@ class Items:
         features, target = self._choose_keys(items[0])
         take = partial(self._list, start=start)
         y = take(items, target)
-        if not isinstance(features, str | int):
-            return {name: take(items, name) for name in features}, y
-        x = take(items, features)
-        if isinstance(x[0], Mapping):
-            return {str(key): take(x, key) for key in x[0]}, y
-        if isinstance(x[0], tuple | list) and any(getattr(part, "ndim", 0) for part in x[0]):
-            return {key: take(x, key) for key in range(len(x[0]))}, y
-        if type(x[0]).__module__.partition(".")[0] == "PIL":
-            raise DataError(
-                f"{self.who} X, item {start} is a picture ({type(x[0]).__name__}); give the data "
-                "set a transform that makes it an array, such as torchvision's ToTensor (Hugging "
-                "Face: with_transform)."
-            )
-        return {None: x}, y
+        if isinstance(features, str | int):
+            columns: Values = {None: take(items, features)}
+            example = columns[None][0]
+            if isinstance(example, Mapping):
+                columns = {str(key): take(columns[None], key) for key in example}
+            elif isinstance(example, tuple | list) and any(getattr(p, "ndim", 0) for p in example):
+                columns = {key: take(columns[None], key) for key in range(len(example))}
+        else:
+            columns = {name: take(items, name) for name in features}
+        refuse(
+            (v[0] for v in columns.values() if type(v[0]).__module__.startswith("PIL.")),
+            lambda picture: (
+                f"{self.who} X, item {start} is a picture ({type(picture).__name__}); give the "
+                "data set a transform that makes it an array, such as torchvision's ToTensor "
+                "(Hugging Face: with_transform)."
+            ),
+        )
+        return columns, y
 
     def _fetch(self, start: int) -> list[Any]:
         """Return some items; those of a batch that was collated are taken apart again."""
@@ -135,9 +142,11 @@ class Items:
 
     def _list(self, items: Sequence[Any], key: Any, start: int) -> list[Any]:
         """Return one column of several items."""
-        for k, item in enumerate(items):
-            if not (key in item if isinstance(item, Mapping) else key < len(item)):
-                raise DataError(f"{self.who}: item {start + k} has no {key!r}, earlier ones have.")
+        refuse(
+            (start + k for k, item in enumerate(items)
+             if not (key in item if isinstance(item, Mapping) else key < len(item))),
+            lambda k: f"{self.who}: item {k} has no {key!r}, earlier ones have.",
+        )  # fmt: skip
         return [item[key] for item in items]
 
     def _choose_keys(self, example: Any) -> tuple[Any, Any]:
@@ -251,13 +260,14 @@ def take_items(
 def _list_titles(every: Sequence[Items]) -> tuple[str, ...]:
     """Return the class names that data sets agree on."""
     first = every[0].titles()
-    for items in every:
-        if (other := items.titles()) != first:
-            raise DataError(
-                f"{items.who} has the classes {', '.join(other) or 'without names'}, "
-                f"{every[0].who} {', '.join(first) or 'without names'}; number all classes alike "
-                "(Hugging Face: cast_column with one ClassLabel)."
-            )
+    refuse(
+        (items for items in every if items.titles() != first),
+        lambda items: (
+            f"{items.who} has the classes {', '.join(items.titles()) or 'without names'}, "
+            f"{every[0].who} {', '.join(first) or 'without names'}; number all classes alike "
+            "(Hugging Face: cast_column with one ClassLabel)."
+        ),
+    )
     return first
 
 

@@ -17,13 +17,12 @@ from equifed.data.columns import Columns, find_categories, group_rows, naming, r
 from equifed.data.federation import Federation
 from equifed.data.fit import Question, ask_kinds, describe_rows, describe_target
 from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
-from equifed.data.split import MANY, DataError, refuse_any, refuse_twice
+from equifed.data.split import MANY, DataError, refuse, refuse_any, refuse_twice
 from equifed.data.table import TableRequest, TableRows, blank_texts, choose_features
 
 KINDS = ("numbers", "texts", "dates")
 
-STRETCH = 50.0
-"""Deviations of all rows that a site's rows lie from the mean, as a root of the mean of squares."""
+STRETCH = 50.0  # deviations of all rows that a site's rows lie from the mean (root of mean square)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +83,13 @@ class SiteTable(TableRows):
             no_rows = "has no training rows; give it some."
             raise DataError(f"Client {name!r} {no_rows}", f"it {no_rows}")
         agreed = {*request.prepare.listed, *request.prepare.numeric}
-        coded = [c for c in find_categories(table) if c in made.features and c not in agreed]
-        if coded:
-            raise DataError(
-                f"Client {name!r}: the data frame says that {coded[0]!r} is a category, which "
-                "other sites do not know; list such columns in prepare.categorical, for all."
-            )
+        refuse(
+            (c for c in find_categories(table) if c in made.features and c not in agreed),
+            lambda c: (
+                f"Client {name!r}: the data frame says that {c!r} is a category, which other sites "
+                "do not know; list such columns in prepare.categorical, for all."
+            ),
+        )
         return replace(made, told=(*made.told, *made.find_remarks()))
 
     @property
@@ -126,11 +126,10 @@ class SiteTable(TableRows):
         agreed = [*self.features]
         if asked["stage"] in ("sums", "squares") and self.request.prepare.target_scale is not None:
             agreed.append(self.request.target)
-        strange = [name for name in asked["columns"] if name not in agreed]
-        if strange:
-            raise DataError(
-                f"Client {self.name!r}: {strange[0]!r} is not a feature that was agreed."
-            )
+        refuse(
+            (c for c in asked["columns"] if c not in agreed),
+            lambda c: f"Client {self.name!r}: {c!r} is not a feature that was agreed.",
+        )
         return describe_rows(self.take(asked["columns"], "train"), asked, self.name)
 
     def take(self, names: Iterable[str], split: str) -> Columns:
@@ -208,10 +207,11 @@ def _name_owner(columns: Columns, name: str, client: str) -> Columns:
     if client not in columns:
         return Columns({client: [name] * columns.rows, **columns})
     given = [value for value in columns[client] if value is not None]
-    others = [who for who in group_rows(given, f"Column {client!r}") if who != name]
-    if others:
-        raise DataError(
-            f"Column {client!r} says {others[0]!r}, but this site is {name!r}; give the site's own "
-            "rows alone, or set its name."
-        )
+    refuse(
+        (who for who in group_rows(given, f"Column {client!r}") if who != name),
+        lambda who: (
+            f"Column {client!r} says {who!r}, but this site is {name!r}; give the site's own rows "
+            "alone, or set its name."
+        ),
+    )
     return Columns({**columns, client: [None if v is None else name for v in columns[client]]})

@@ -22,10 +22,8 @@ TOKENS = np.dtype(np.int64)
 
 Task: TypeAlias = Literal["classification", "regression"]
 MANY = 20  # whole numbers with more different values than this may be values as well as classes
-RENAMED = {"group": "keep_together", "groups": "report_by"}
-"""Settings of a table under another name, by the name that they had."""
-MOST_CLASSES = 1_000_000
-"""A label beyond this is a mistake, not a class: every class is an output of the model."""
+RENAMED = {"group": "keep_together", "groups": "report_by"}  # settings of a table, by former name
+MOST_CLASSES = 1_000_000  # a label beyond this is a mistake: every class is a model output
 
 
 class DataError(ValueError):

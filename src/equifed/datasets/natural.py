@@ -20,8 +20,7 @@ from equifed.datasets.pooled import deal
 
 Table = dict[str, list[str]]
 Tokens = NDArray[np.int64]
-Roles = dict[str, list[str]]
-"""Role, as ``PLAY_ROLE``, to its lines in order."""
+Roles = dict[str, list[str]]  # role, as PLAY_ROLE, to its lines in order
 
 DITTO = "https://raw.githubusercontent.com/litian96/ditto/602f571de561f7796104860108dfa91182bfbcd8"
 VEHICLE_FILES = (
