@@ -87,7 +87,9 @@ class Padding:
             }
             refuse(
                 (reason for reason, holds in reasons.items() if holds),
-                lambda why: f"{where}: mask={self.mask!r} cannot be made: {why}; give it.",
+                lambda why: (
+                    f"{where}: mask={self.mask!r} cannot be made: {why}; give it in the data."
+                ),
             )
             counts, length = ends[0]
             out[self.mask] = (np.arange(length) < np.array(counts)[:, None]).astype(np.int64)
