@@ -86,8 +86,6 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
     ----------
     writers : int, optional
         Use only that many writers, drawn at random.
-    seed : int
-        Seed of that draw.
     """
     stored, folder = find("femnist", "femnist_leaf_subset.npz"), find("femnist", "train")
     if stored:
@@ -254,8 +252,6 @@ def shakespeare(
         Fraction of each role's text to hold out.
     min_samples : int
         Leave out roles with fewer training windows, and those with two lines or less.
-    seed : int
-        Seed of the draw of roles.
     """
     if not (stride >= 1 and min_samples >= 1 and 0 <= test < 1):
         raise DataError(

@@ -82,8 +82,6 @@ def mnist(*, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = Non
         How to divide the training images among clients (see
         :func:`equifed.data.partitions.build_partition`); test images follow in proportion, class
         by class.
-    seed : int
-        Seed of the partition.
     samples : int, optional
         Use only the first training images, and a sixth as many test images.
     """

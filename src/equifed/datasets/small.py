@@ -95,8 +95,6 @@ def heart_disease(
         303 + 261 + 46 + 130; it loses most Swiss patients.
     test, validation : float
         Fraction of each hospital's patients to hold out.
-    seed : int
-        Seed of the split.
     """
     if missing not in ("impute", "complete"):
         raise DataError(f"heart-disease: missing must be 'impute' or 'complete', got {missing!r}.")
@@ -162,8 +160,6 @@ def penguins(
         Column to predict.
     test, validation : float
         Fraction of each client's penguins to hold out.
-    seed : int
-        Seed of the split.
     """
     table = read_columns(EMBEDDED / "penguins.csv")
     complete = [None not in row for row in zip(*table.values(), strict=True)]
@@ -220,8 +216,6 @@ def synthetic_regression(
         N, d, and m for every client.
     scale, shift : float
         c and :math:`\sigma`: how large the common model is, and how far clients differ from it.
-    seed : int
-        Seed of the draws.
 
     Examples
     --------
