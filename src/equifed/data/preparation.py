@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from equifed.data.columns import (
     Columns,
     Gaps,
+    are_whole,
     blank,
     clean_column,
     group_rows,
@@ -141,13 +142,11 @@ class Target:
 
     def name_labels(self, values: Sequence[Any]) -> list[str]:
         """Return labels as class names are written: numbers alike, however they were typed."""
-        if not all(WHOLE.fullmatch(name) for name in self.classes or ()):
+        whole = all(WHOLE.fullmatch(name) for name in self.classes or ())
+        numbers = to_numbers(values) if whole else None
+        if numbers is None or not are_whole(numbers):
             return [name_category(v) for v in values]
-        numbers = [to_numbers([v]) for v in values]
-        return [
-            str(int(n[0])) if n is not None and float(n[0]).is_integer() else name_category(v)
-            for v, n in zip(values, numbers, strict=True)
-        ]
+        return [str(int(number)) for number in numbers.tolist()]
 
     def encode(self, cells: Sequence[Any]) -> Array:
         """Return labels 0..K - 1 (int64) of cleaned class names, or scaled values (float64)."""
@@ -331,7 +330,7 @@ class Preparation:
             Whose rows they are, where clients have scales of their own; by default the table's
             client column says it.
         """
-        columns, wanted = Columns(read_columns(table)), [column.name for column in self.columns]
+        columns, wanted = read_columns(table), [column.name for column in self.columns]
         refuse(
             (name for name in wanted if name not in columns),
             lambda name: (
@@ -339,12 +338,13 @@ class Preparation:
                 f"The model was trained on {', '.join(wanted[:20])}: add or rename it."
             ),
         )
-        for column in self.columns:
-            if isinstance(column, NumberColumn) and column.gaps != "empty":
-                columns[column.name] = blank(columns[column.name], column.gaps)
+        cells = {
+            c.name: blank(columns[c.name], c.gaps if isinstance(c, NumberColumn) else "empty")
+            for c in self.columns
+        }
         if self.missing in ("drop", "error"):
             refuse(
-                ((name, k) for name in wanted for k, v in enumerate(columns[name]) if v is None),
+                ((name, k) for name in wanted for k, v in enumerate(cells[name]) if v is None),
                 lambda gap: (
                     f"Column {gap[0]!r} lacks a value in row {gap[1] + 1}, and the model was "
                     f"trained with missing={self.missing!r}; fill it in, leave the row out, or "
@@ -352,7 +352,7 @@ class Preparation:
                 ),
             )
         owners = self._find_owners(columns, client)
-        return np.hstack([column.encode(columns[column.name], owners) for column in self.columns])
+        return np.hstack([column.encode(cells[column.name], owners) for column in self.columns])
 
     def encode_target(self, values: Any) -> NDArray[Any]:
         """Return labels 0..K - 1 (int64) of class names, or scaled values of a regression."""
