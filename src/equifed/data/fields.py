@@ -332,7 +332,7 @@ def as_array(value: Any, where: str) -> Array:
     if hasattr(value, "toarray"):
         raise DataError(f"{where} is sparse ({type(value).__name__}); give {where[-1]}.toarray().")
     first: Any = value[0] if isinstance(value, list | tuple) and value else None
-    if hasattr(first, "detach") or getattr(first, "ndim", 0):  # one by one: to name the odd one
+    if hasattr(first, "detach") or getattr(first, "ndim", False):  # one by one: to name the odd one
         parts = [to_numpy(v, f"{where}, item {k}") for k, v in enumerate(value)]
         refuse(
             (k for k, part in enumerate(parts) if part.shape != parts[0].shape),
