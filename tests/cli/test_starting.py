@@ -77,9 +77,9 @@ def test_a_long_table_is_read_once_and_tried_on_some_rows(
 
     calls: list[Path] = []
 
-    def note(path: Path, clean: Any) -> Any:
+    def note(path: Path) -> Any:
         calls.append(path)
-        return read(path, clean)
+        return read(path)
 
     monkeypatch.setattr(files, "read_csv", note)
     monkeypatch.setattr(Federation, "from_table", count)

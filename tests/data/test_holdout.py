@@ -108,14 +108,6 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("old", "new"), [("group", "keep_together"), ("groups", "report_by")])
-def test_a_former_argument_is_refused_with_its_new_name(old: str, new: str) -> None:
-    with pytest.raises(TypeError, match=f"no argument '{old}'; it is called {new} now"):
-        Federation.from_table(VISITS, "site", "y", test=0.2, **{old: "patient"})
-    with pytest.raises(TypeError, match="no argument 'tset'; leave it out"):
-        Federation.from_table(VISITS, "site", "y", tset=0.2)
-
-
 @pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
 def test_times_are_read_in_their_order(values):
     assert np.argsort(read_moments("t", values)).tolist() == [1, 0, 2]

@@ -10,7 +10,7 @@ import torch
 from torch.utils import data as td
 
 import equifed as ef
-from equifed.data import DataError, Federation, items, reading
+from equifed.data import DataError, Federation, items
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -243,7 +243,7 @@ REFUSED = {
         pairs(), sampler=td.RandomSampler(pairs(), replacement=True)
     ),
     r"DataLoader with batch_size=None": lambda: td.DataLoader(pairs(), batch_size=None),
-    r"9 items became 1 rows of X and 9 of y; the collate_fn": lambda: td.DataLoader(
+    r"9 items did not become 9 rows of X and of y; the collate_fn": lambda: td.DataLoader(
         pairs(), collate_fn=lambda b: (torch.zeros(1, 2), torch.tensor([y for _, y in b]))
     ),
     r"an item is a Tensor; it must be a pair": lambda: torch.utils.data.ConcatDataset(
@@ -254,8 +254,8 @@ REFUSED = {
     r"items 0 to 1 of the Odd cannot be read \(OSError: no file\)": lambda: Odd(
         (X, 0), OSError("no file")
     ),
-    r"X\['tokens'\], item 0 is a dict of ids, mask; give arrays": lambda: Odd(
-        ({"tokens": {"ids": X, "mask": X}}, 0)
+    r"X\['tokens'\] holds {'ids': .* \(dict\) at \[0\], among others; give all numbers": lambda: (
+        Odd(({"tokens": {"ids": X, "mask": X}}, 0))
     ),
     r"train: item 1 has no 'mask', earlier ones have": lambda: Odd(
         ({"tokens": X, "mask": X}, 0), ({"tokens": X}, 1)
@@ -263,11 +263,13 @@ REFUSED = {
     r"item 1 has the shape \(3,\), earlier ones \(2,\)": lambda: Odd(
         ((X, X), 0), ((X, np.zeros(3)), 1)
     ),
-    r"has 0 \(3, real numbers\) per sample, earlier X 0 \(2, real": lambda: Odd(
-        *[((X, X), 0)] * reading.BATCH, ((np.zeros(3), X), 1)
+    r"X\['0'\]: item 256 has the shape \(3,\), earlier ones \(2,\)": lambda: Odd(
+        *[((X, X), 0)] * items.BATCH, ((np.zeros(3), X), 1)
     ),
     r"item 0 is a picture \(Image\)": lambda: Odd((picture(), 0)),
-    r"item 0 has masked values": lambda: Odd((np.ma.masked_equal([1.0, 2.0], 2.0), 0)),
+    r"X has masked values, the first at \[0, 1\]; fill them": lambda: Odd(
+        (np.ma.masked_equal([1.0, 2.0], 2.0), 0)
+    ),
     r"which column is the target\? There are a, b": lambda: Odd({"a": X, "b": 0}),
     r"which columns are the features\? .* are a, b": lambda: Odd({"a": X, "b": 0, "y": 0}),
     r"holds None": lambda: Odd((X, None), (X, 1)),

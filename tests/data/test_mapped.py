@@ -130,8 +130,8 @@ def test_samples_of_several_arrays_are_kept_with_their_names(tmp_path):
     np.testing.assert_array_equal(found.test.inputs, wanted.test.inputs)
     x, y = clients["south"]
     for odd, message in (
-        ({"ids": x["ids"]}, "'west': X lacks 'age', which the first client's X has"),
-        (x["ids"].astype("float64"), "is one array, the first client's X is age"),
+        ({"ids": x["ids"]}, "'west': X has no 'age', the first client's X has age"),
+        (x["ids"].astype("float64"), "has one array, the first client's X has age"),
     ):
         writer = FederationWriter(tmp_path / "other", classes=2)
         with pytest.raises(DataError, match=message), writer:

@@ -130,7 +130,7 @@ REFUSED = {
     r"'a': train X\['x'\], item 1 holds \['word'\], which is not a number": (
         {"x": [[1], ["word"]]}, {"pad": 0}
     ),
-    r"item 0 is not an array \(.*; give a list": ({"x": [[[1], [1, 2]], [1]]}, {"pad": 0}),
+    r"item 0 is not an array \(.*rows of unequal length": ({"x": [[[1], [1, 2]], [1]]}, {"pad": 0}),
     r"pad names 'z', which is not a sequence of the samples; there are x": (
         {"x": [[1], [1, 2]]}, {"pad": {"z": 0}}
     ),

@@ -207,10 +207,10 @@ def test_sites_predict_with_what_is_delivered(own: str | None, tmp_path: Path) -
 
 X, Y = DRAWN[0]["south"]
 ODD: dict[str, Any] = {
-    r"X lacks 'mask', 'tokens', which \[data\] of the app has; it has age": {"age": X["age"]},
-    r"X has 'more', which \[data\] of the app lacks": {**X, "more": X["age"]},
-    rf"has tokens \(4, whole .* of the app tokens \({LONGEST}, whole": None,
-    r"has age \(one, whole numbers\) per sample, .* age \(one, real": {**X, "age": [1] * len(Y)},
+    r"X has no 'mask', \[data\] of the app has mask": {"age": X["age"]},
+    r"X has more .*, \[data\] of the app has no 'more'": {**X, "more": X["age"]},
+    rf"has tokens \(4, whole .* of the app has tokens \({LONGEST}, whole": None,
+    r"has age \(one, whole numbers\), .* age \(one, real": {**X, "age": [1] * len(Y)},
     rf"X\['tokens'\] has sequences that are longer: .* at most {LONGEST}; cut it": {
         **X, "tokens": [[1] * (LONGEST + 1)] * len(Y),
     },
@@ -243,9 +243,9 @@ def test_a_federation_of_ones_own_must_be_what_was_agreed() -> None:
     made = Federation.from_clients({"south": (fill(X), Y)}, classes=3)
     assert to_federation(made, "south", 3, layout) is made
     plain = Federation.from_clients({"south": (np.ones((3, 2)), [0, 1, 2])})
-    with pytest.raises(DataError, match=r"its X is one array, .* of the app is age \(one"):
+    with pytest.raises(DataError, match=r"its X has one array, .* of the app has age \(one"):
         to_federation(plain, "south", 3, layout)
-    with pytest.raises(DataError, match=r"its X is filled up by None, .* by Padding"):
+    with pytest.raises(DataError, match=r"its X has the rule None, .* has the rule Padding"):
         to_federation(made, "south", 3, configure(PADDED).samples)
 
 
@@ -301,7 +301,7 @@ def test_what_a_site_says_of_its_arrays_is_read_back_and_compared() -> None:
     assert again.layout.padding == one.layout.padding  # type: ignore[union-attr]
     plain = Federation.from_clients({"south": (np.ones((3, 2)), [0, 1, 2])})
     told = describe_difference(hello("north", one), hello("south", plain))
-    assert told.startswith("south: a sample is one array, north: a sample is age (one, real")
+    assert told.startswith("south: a sample has one array, north: a sample has age (one, real")
     double = {**fill(X), "age": X["age"].astype(float)}
     precise = Federation.from_clients({"south": (double, Y)}, classes=3)
     rounded = Federation.from_clients({"north": (fill(X), Y)}, classes=3)

@@ -246,20 +246,22 @@ def test_a_module_that_cannot_be_batched_goes_to_the_loop():
 
 X, Y = CLIENTS["north"]
 OTHER = {
-    "lacks 'mask', which Client 'a': train X has": {k: X[k] for k in ("age", "tokens")},
-    r"has 'more', which Client 'a': train X lacks": {**X, "more": X["age"]},
-    r"has tokens \(4, whole numbers\) per sample, .* tokens \(5, whole": {
+    "has no 'mask', Client 'a': train X has mask": {k: X[k] for k in ("age", "tokens")},
+    r"has more \(one, real numbers\), Client 'a': train X has no 'more'": {**X, "more": X["age"]},
+    r"has tokens \(4, whole numbers\), Client 'a': train X has tokens \(5, whole": {
         **X, "tokens": X["tokens"][:, :4],
     },
-    r"has mask \(5, whole numbers\) per sample, .* mask \(5, truth": {**X, "mask": X["mask"] * 1},
-    r"'b': train X is one array, Client 'a': train X is age": X["tokens"],
-    r"'b': train X\['tokens'\] holds -100; whole numbers are tokens": {
+    r"has mask \(5, whole numbers\), Client 'a': train X has mask \(5, truth": {
+        **X, "mask": X["mask"] * 1,
+    },
+    r"'b': train X has one array, Client 'a': train X has age": X["tokens"],
+    r"'b': train X\['tokens'\] holds -\d+ in row .* whole numbers are tokens": {
         **X, "tokens": X["tokens"] - 100 * (X["tokens"] == X["tokens"].max()) - X["tokens"].max(),
     },
-    r"X\['tokens'\] holds 16777217; .* beside real ones may reach 16777216": {
+    r"X\['tokens'\] holds 16777217 in row .* beside real ones may reach 16777216": {
         **X, "tokens": X["tokens"] * 0 + 2**24 + 1,
     },
-    r"X\['age'\] holds NaN in row 0 \(9 row\(s\)": {**X, "age": X["age"] * np.nan},
+    r"X\['age'\] holds nan in row 0 \(9 row\(s\)": {**X, "age": X["age"] * np.nan},
     r"X\['tokens'\] is text; give numbers: what a tokenizer": {
         **X, "tokens": [["a"] * 5 for _ in Y],
     },
@@ -296,7 +298,7 @@ def test_what_cannot_be_told_or_called_is_refused():
     predictor = learn(data, make(Reader)).predictor()
     with pytest.raises(DataError, match="give a mapping of these arrays, got tuple"):
         predictor.predict(tuple(X.values()))
-    with pytest.raises(DataError, match="X lacks 'age', which the model's samples has"):
+    with pytest.raises(DataError, match="X has no 'age', the model's samples has age"):
         predictor.predict({"tokens": X["tokens"], "mask": X["mask"]})
 
 

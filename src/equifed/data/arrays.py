@@ -20,6 +20,7 @@ from equifed.data.fields import (
 from equifed.data.split import (
     FLOATS,
     MANY,
+    TOKENS,
     Array,
     DataError,
     Split,
@@ -30,8 +31,7 @@ from equifed.data.split import (
     refuse_any,
 )
 
-Clients: TypeAlias = Mapping[Any, Any]
-"""Client name to its features and targets, ``(X, y)`` or ``(X, y, groups)``, or to a data set."""
+Clients: TypeAlias = Mapping[Any, Any]  # client to (X, y), (X, y, groups) or a data set
 
 Numbered: TypeAlias = tuple[dict[str, Array], int | None, tuple[str, ...]]
 
@@ -60,14 +60,15 @@ def align_clients(
     """Bring the arrays of all clients, by split, to one shape and dtype."""
     check_task(task, classes)
     listed = isinstance(class_names, Iterable) and not isinstance(class_names, str)
-    if not listed or not all(isinstance(title, str) for title in class_names):
-        raise DataError(f"class_names must be a sequence of texts, got {class_names!r:.200}.")
-    if dtype is not None and getattr(dtype, "__name__", str(dtype)) not in ("float32", "float64"):
-        raise DataError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
+    refuse_any(
+        (not listed or not all(isinstance(title, str) for title in class_names),
+         f"class_names must be a sequence of texts, got {class_names!r:.200}."),
+        (getattr(dtype, "__name__", str(dtype)) not in ("None", "float32", "float64"),
+         f"dtype must be 'float32' or 'float64', got {dtype!r}."),
+    )  # fmt: skip
     given = {label: part for label, part in held.items() if part is not None}
     names, parts = _read_clients(given)
-    _refuse_unlike(parts)
-    layout = _compare_layouts(parts)
+    layout = _refuse_unlike(parts)
     tokens = tokens or (layout is not None and layout.whole)
     inputs = _align_inputs({f"{p.who} X": p.inputs for p in parts}, tokens, dtype)
     labels = {f"{p.who} y": p.targets for p in parts}
@@ -101,7 +102,10 @@ def _read_clients(given: Mapping[str, Clients]) -> tuple[tuple[str, ...], list[S
     for label, part in given.items():
         for client, pair in part.items():
             if name_key(client) not in names:
-                raise DataError(f"Client {client!r} has {label} samples but no training samples.")
+                raise DataError(
+                    f"Client {client!r} has {label} samples but no training samples; remove it, "
+                    "give it samples, or hold out less."
+                )
             samples.append(_read_samples(names[name_key(client)], label, pair))
     return tuple(names.values()), samples
 
@@ -112,13 +116,13 @@ def _read_samples(client: str, label: str, pair: Any) -> Samples:
     if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) not in (2, 3):
         raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}.")
     y, given = as_array(pair[1], f"{who} y"), pair[0]
-    if (
-        not isinstance(given, Packed)
-        and (fields := find_fields(given, len(y), f"{who} X")) is not None
-    ):
-        given = pack(fields, f"{who} X", len(y))
-    layout = given.layout if isinstance(given, Packed) else None
-    x = given.rows if isinstance(given, Packed) else as_array(given, f"{who} X")
+    if not isinstance(given, Packed):
+        fields = find_fields(given, len(y), f"{who} X")
+        if fields is None:
+            given = Packed(as_array(given, f"{who} X"), None)
+        else:
+            given = pack(fields, f"{who} X", len(y))
+    x, layout = given
     filled = len(x) > 0
     refuse_any(
         (len(x) != len(y), f"{who} has X of shape {x.shape} and y of shape {y.shape}; they need "
@@ -142,8 +146,8 @@ def _read_samples(client: str, label: str, pair: Any) -> Samples:
 # -- all clients ----------------------------------------------------------------------------------
 
 
-def _refuse_unlike(parts: Sequence[Samples]) -> None:
-    """Refuse data frames with other columns than the first, and groups of some clients only."""
+def _refuse_unlike(parts: Sequence[Samples]) -> Layout | None:
+    """Refuse other columns or arrays than the first, and groups of some; return the arrays."""
     framed = [p for p in parts if p.titles is not None]
     refuse(
         (p for p in framed if p.titles != framed[0].titles),
@@ -157,40 +161,33 @@ def _refuse_unlike(parts: Sequence[Samples]) -> None:
         (p for p in parts if p.split in told and p.groups is None and len(p.inputs)),
         lambda p: f"{p.who} has no groups, others have; give all (X, y, groups).",
     )
-
-
-def _compare_layouts(parts: Sequence[Samples]) -> Layout | None:
-    """Return the arrays that samples consist of; refuse clients that have others."""
     filled = [p for p in parts if len(p.inputs)]
-    first = filled[0].layout if filled else None
     for p in filled:
-        compare_layouts(first, p.layout, f"{p.who} X", f"{filled[0].who} X")
-    return first
+        compare_layouts(filled[0].layout, p.layout, f"{p.who} X", f"{filled[0].who} X")
+    return filled[0].layout if filled else None
 
 
 def _align_inputs(arrays: dict[str, Array], tokens: bool, dtype: Any) -> dict[str, Array]:
     """Bring features to one dtype, or say which client is unlike the first."""
-    for where, x in arrays.items():
-        if x.dtype.kind not in ("iu" if tokens else "biuf") and len(x):
-            kind = "whole numbers (tokens)" if tokens else "numbers"
-            seen = "text" if x.dtype == object else x.dtype
-            raise DataError(
-                f"{where}: features must be {kind}, got {seen}, e.g. {x.ravel()[0]!r}; convert "
-                "them."
-            )
-    if tokens or dtype:
-        return _align_shapes(arrays, "features", np.dtype(np.int64 if tokens else dtype))
-    floats = {x.dtype: where for where, x in arrays.items() if x.dtype.kind == "f" and len(x)}
-    if len(floats) > 1:
+    filled = {where: x for where, x in arrays.items() if len(x)}
+    refuse(
+        (where for where, x in filled.items() if x.dtype.kind not in ("iu" if tokens else "biuf")),
+        lambda where: (
+            f"{where}: features must be {'whole numbers (tokens)' if tokens else 'numbers'}, got "
+            f"{'text' if filled[where].dtype == object else filled[where].dtype}, e.g. "
+            f"{filled[where].ravel()[0]!r}; convert them."
+        ),
+    )
+    floats = {x.dtype: where for where, x in filled.items() if x.dtype.kind == "f"}
+    if len(floats) > 1 and dtype is None:
         (one, here), (two, there), *_ = floats.items()
         raise DataError(
             f"{here} is {one}, {there} is {two}; give dtype='float32' or dtype='float64' to "
             "convert all."
         )
-    held = next(iter(floats), np.dtype(np.float32))  # whole numbers fit into any precision
-    if held not in FLOATS:  # a model computes in single or double precision
-        held = np.dtype(np.float32 if held.itemsize < 4 else np.float64)
-    return _align_shapes(arrays, "features", held)
+    held = np.dtype(dtype or next(iter(floats), np.float32))  # whole numbers fit into any precision
+    usual = held if held in FLOATS else FLOATS[held.itemsize > 4]  # in which a model computes
+    return _align_shapes(arrays, "features", TOKENS if tokens else usual)
 
 
 def _align_shapes(arrays: dict[str, Array], what: str, dtype: np.dtype[Any]) -> dict[str, Array]:
@@ -275,14 +272,10 @@ def _as_labels(y: Array, where: str) -> Array:
         return y
     numbers = y.astype(np.float64)
     refuse(
-        np.flatnonzero(~(np.isfinite(numbers) & (numbers == np.round(numbers)))),
+        np.flatnonzero(~((np.abs(numbers) < 2**53) & (numbers == np.round(numbers)))),
         lambda k: (
-            f"{where}: labels must be whole numbers, got {y[k]} in row {k}; correct "
-            "them, or leave classes out for a regression."
+            f"{where}: labels must be whole numbers, got {y[k]} in row {k}, which is not a label; "
+            "correct it, relabel the classes 0..K - 1, or leave classes out for a regression."
         ),
-    )
-    refuse(
-        y[np.abs(numbers) >= 2**53],
-        lambda large: f"{where}: {large} is not a label; relabel the classes 0..K - 1.",
     )
     return y.astype(np.int64)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from equifed.data.split import DataError, Rows, refuse, refuse_any, refuse_twice
 
 BOOLS = (bool, np.bool_)
-CELLS = (str, Real, Decimal, np.bool_, datetime.date, np.datetime64)  # what a cell may be
+NUMERIC = (str, Real, Decimal, np.bool_)  # what float() may be asked to read: no dates
+CELLS = (*NUMERIC, datetime.date, np.datetime64)  # what a cell may be
+CATEGORICAL = ("category", "categorical", "enum", "dictionary")  # types of columns of data frames
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 LONGEST = max(map(len, MISSING))
 GAP_WORDS = frozenset({
@@ -30,6 +32,7 @@ GAP_WORDS = frozenset({
 FEW_WORDS = 0.05  # of the cells with a value, that gap words may be in a column of numbers
 MOST_CODES = 20  # different values of numbers and text together that can be categories
 EXACT = 2.0**53  # whole numbers below are told apart as float64
+MIXED = ("numbers", "words", "texts")  # what a column with numbers and text holds
 SHOWN = 100  # first cells, from which examples are taken
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -62,25 +65,22 @@ def read_columns(table: Any | str | Path) -> Columns:
     """
     if isinstance(table, Columns):
         return table
-    where = f"The table {table}" if isinstance(table, str | Path) else "The table"
+    where = "The table"
     if isinstance(table, str | Path):
         from equifed.data.files import read_file  # nothing else needs a reader of files
 
-        table = read_file(Path(table), clean_column)
-        table = Columns(table) if isinstance(table, dict) else table
-    raw = _list_columns(table)
-    names = [str(name) for name, _ in raw]
+        where, table = f"The table {table}", read_file(Path(table))
+    pairs = [(str(name), values) for name, values in _list_columns(table)]
+    names = [name for name, _ in pairs]
     refuse_twice(names, f"{where} has the column {{!r}} twice; rename or drop one of them.")
-    lengths = {name: len(values) for name, (_, values) in zip(names, raw, strict=True)}
+    lengths = {name: len(values) for name, values in pairs}
     refuse_any(
         (not lengths or 0 in lengths.values(),
          f"{where} needs rows, it has {len(lengths)} column(s) and none."),
         (len(set(lengths.values())) > 1,
          f"{where} needs columns of the same length, got {lengths}."),
     )  # fmt: skip
-    if isinstance(table, Columns):
-        return table
-    return Columns(zip(names, (clean_column(values) for _, values in raw), strict=True))
+    return Columns({name: clean_column(values) for name, values in pairs})
 
 
 def refuse_absent(names: Iterable[str], columns: Mapping[str, Any]) -> None:
@@ -97,9 +97,8 @@ def find_categories(table: Any) -> list[str]:
         return []
     names = getattr(table, "column_names", getattr(table, "columns", ()))
     kinds = getattr(getattr(table, "schema", None), "types", getattr(table, "dtypes", ()))
-    marks = ("category", "categorical", "enum", "dictionary")
     pairs = zip(names, kinds, strict=False)
-    return [str(name) for name, kind in pairs if str(kind).lower().startswith(marks)]
+    return [str(name) for name, kind in pairs if str(kind).lower().startswith(CATEGORICAL)]
 
 
 def _list_columns(table: Any) -> list[tuple[Any, list[Any]]]:
@@ -131,14 +130,12 @@ def _as_list(name: Any, values: Any) -> list[Any]:
 def clean_column(values: Sequence[Any]) -> list[Any]:
     """Return cells as they are, text without blanks around it, and None for nothing."""
     kinds = set(map(type, values)) - {type(None)}
-    if kinds <= {int, bool}:
-        return list(values)
     if kinds <= {int, bool, float}:
         return [None if v != v else v for v in values]
     if kinds == {str}:
+        texts = [None if v is None else v.strip() for v in values]
         return [
-            None if v is None or (len(t := v.strip()) <= LONGEST and t.lower() in MISSING) else t
-            for v in values
+            None if t is None or (len(t) <= LONGEST and t.lower() in MISSING) else t for t in texts
         ]
     return [_clean(v) for v in values]
 
@@ -155,18 +152,16 @@ def _clean(value: Any) -> Any:
         return value
 
 
-# -- numbers and categories -----------------------------------------------------------------------
+# -- numbers --------------------------------------------------------------------------------------
 
 
 def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return the values as float64, or None when one of them is not a number."""
-    kinds = set(map(type, values))
-    if not all(issubclass(kind, str | Real | Decimal | np.bool_) for kind in kinds):
-        return None  # a date, say, which float() might take for nanoseconds
+    """Return cells as float64, NaN for None; or None when one of them is not a number."""
+    kinds = set(map(type, values)) - {type(None)}
+    if not all(issubclass(kind, NUMERIC) for kind in kinds):
+        return None
     try:
-        if kinds <= {int, float, bool}:
-            return np.array(values, dtype=np.float64)
-        return np.array([float(v) for v in values], dtype=np.float64)
+        return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -185,9 +180,9 @@ def read_numbers(
     name: str, values: Sequence[Any], *, numbered: bool = False
 ) -> NDArray[np.float64]:
     """Return cleaned values as numbers, NaN for gaps; or name the one that is not a number."""
-    numbers = to_numbers([np.nan if v is None else v for v in values])
+    numbers = to_numbers(values)
     if numbers is None:
-        row = next(k for k, v in enumerate(values) if v is not None and to_numbers([v]) is None)
+        row = next(k for k, v in enumerate(values) if to_numbers([v]) is None)
         text, place = str(values[row]), f" in row {row + 1}" if numbered else ""
         cure = "correct it, leave it empty if not known, or list the column in categorical."
         raise DataError(
@@ -213,13 +208,6 @@ def explain_comma(text: str) -> str:
     )
 
 
-def is_date(value: Any) -> bool:
-    """Tell whether a value is a date, or a text that looks like one."""
-    if isinstance(value, str):
-        return DATE.fullmatch(value) is not None
-    return isinstance(value, datetime.date | np.datetime64)
-
-
 def read_moments(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
     """Return numbers, dates or ISO texts, none of them missing, as numbers that rise with time."""
     numbers = to_numbers(values)
@@ -238,6 +226,33 @@ def read_moments(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
     return np.array([moment.timestamp() for moment in moments])
 
 
+def is_date(value: Any) -> bool:
+    """Tell whether a value is a date, or a text that looks like one."""
+    if isinstance(value, str):
+        return DATE.fullmatch(value) is not None
+    return isinstance(value, datetime.date | np.datetime64)
+
+
+Gaps = Literal["empty", "words", "texts"]  # what is a gap among numbers, beside empty cells
+
+
+def blank(values: Sequence[Any], gaps: Gaps) -> list[Any]:
+    """Return cleaned cells of numbers with None for what is a gap.
+
+    >>> blank([1, "2", "unknown", "3 or more"], "words"), blank(["1", "3 or more"], "texts")
+    ([1, '2', None, '3 or more'], ['1', None])
+    """
+    texts = {v for v in values if isinstance(v, str)} if gaps != "empty" else ()
+    if gaps == "words":
+        empty = {text for text in texts if text.lower() in GAP_WORDS}
+    else:
+        empty = {text for text in texts if to_numbers([text]) is None}
+    return [None if isinstance(v, str) and v in empty else v for v in values]
+
+
+# -- categories -----------------------------------------------------------------------------------
+
+
 def name_category(value: Any) -> str:
     """Return the text that tells a category, the same for a CSV file and a data frame."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
@@ -248,65 +263,23 @@ def name_category(value: Any) -> str:
     return text.capitalize() if text.lower() in ("true", "false") else text
 
 
-def count_names(values: Sequence[Any]) -> tuple[list[Any], Counter[str]]:
-    """Return the different values, none of them missing, and how often each category is there."""
-    kinds = set(map(type, values))
-    if len(kinds) > 1 or not kinds <= {str, int, float}:  # 1 and True are one key
-        return list(values), Counter(map(name_category, values))
-    cells, counts = Counter(values), Counter[str]()
-    for value, count in cells.items():
-        counts[name_category(value)] += count
-    return list(cells), counts
-
-
 def name_categories(values: Sequence[Any]) -> list[str | None]:
     """Return the text of every category, None where it is missing; each is looked at once."""
     kinds = set(map(type, values)) - {type(None)}
-    if len(kinds) > 1:  # 1 and True are one key
+    if len(kinds) > 1 or not kinds <= {str, int, float, bool}:  # 1 and True are one key
         return [None if v is None else name_category(v) for v in values]
     known = {v: name_category(v) for v in set(values) if v is not None}
     return [known.get(v) for v in values]
 
 
-Gaps = Literal["empty", "words", "texts"]
-"""What is a gap in a column of numbers: an empty cell; a gap word, too; any text, too."""
+def one_hot(values: Sequence[Any], categories: Sequence[str]) -> NDArray[np.float64]:
+    """Return one 0/1 column per category; a value that is none of them gives a row of zeros."""
+    column = {name: k for k, name in enumerate(categories)}
+    codes = np.array([column.get(str(v), -1) for v in values], dtype=np.int64)
+    return np.array(codes[:, None] == np.arange(len(column)), dtype=np.float64)
 
 
-def blank(values: Sequence[Any], gaps: Gaps) -> list[Any]:
-    """Return cleaned cells of numbers with None for what is a gap.
-
-    >>> blank([1, "2", "unknown", "3 or more"], "words"), blank(["1", "3 or more"], "texts")
-    ([1, '2', None, '3 or more'], ['1', None])
-    """
-    if gaps == "empty":
-        return list(values)
-    texts = {v for v in values if isinstance(v, str)}
-    if gaps == "words":
-        empty = {text for text in texts if text.lower() in GAP_WORDS}
-    else:
-        empty = {text for text in texts if to_numbers([text]) is None}
-    return [None if isinstance(v, str) and v in empty else v for v in values]
-
-
-def count_mixture(values: Sequence[Any]) -> dict[str, int]:
-    """Return how many cells are ``numbers``, gap ``words`` and other ``texts``, and if ``many``."""
-    counts = count_names([v for v in values if v is not None])[1]
-    kinds = {"numbers": 0, "words": 0, "texts": 0, "many": int(len(counts) > MOST_CODES)}
-    for text, count in counts.items():
-        word = "words" if text.lower() in GAP_WORDS else "texts"
-        kinds["numbers" if to_numbers([text]) is not None else word] += count
-    return kinds
-
-
-def judge_mixture(found: Mapping[str, int]) -> Literal["numbers", "category"] | None:
-    """Return what a column with numbers and text is; None if a person must say it.
-
-    Numbers with gaps, if all its text is gap words in at most 5 % of the cells; else a category
-    if it has at most 20 different values.
-    """
-    if not found["texts"] and found["words"] <= FEW_WORDS * (found["numbers"] + found["words"]):
-        return "numbers"
-    return None if found["many"] else "category"
+# -- what a column holds --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -320,6 +293,9 @@ class Look:
     most: int  # rows of the most frequent value
     examples: tuple[str, ...]
     span: float = 0.0  # of numbers, from the least to the greatest
+    mixture: Mapping[str, int] = field(default_factory=dict)
+    """Of a mixed column: cells that are ``numbers``, gap ``words``, other ``texts``; if ``many``
+    are different."""
 
 
 def look_at(values: Sequence[Any]) -> Look:
@@ -330,35 +306,46 @@ def look_at(values: Sequence[Any]) -> Look:
         return Look("empty", *rows, 0, 0, ())
     numbers = to_amounts(present)
     if numbers is not None and np.abs(numbers).max() < EXACT:
-        _, counts = np.unique(numbers, return_counts=True)
-        shown = dict.fromkeys(map(name_category, present[:SHOWN]))
-        told = (*rows, len(counts), int(counts.max()), tuple(shown)[:3])
-        return Look("whole" if are_whole(numbers) else "numbers", *told, float(np.ptp(numbers)))
-    different, named = count_names(present)
-    told = (*rows, len(named), max(named.values()), tuple(named)[:3])
+        counts = np.unique(numbers, return_counts=True)[1]
+        named = Counter(map(str, name_categories(present[:SHOWN])))
+    else:
+        named = Counter(map(str, name_categories(present)))
+        counts = np.array(list(named.values()))
+    told = (*rows, len(counts), int(counts.max()), tuple(named)[:3])
     if numbers is not None:
         finite = numbers[np.isfinite(numbers)]
         span = float(np.ptp(finite)) if len(finite) else 0.0
         return Look("whole" if are_whole(numbers) else "numbers", *told, span)
-    if all(is_date(v) for v in different):
+    if all(map(is_date, present)):
         return Look("dates", *told)
-    if not all(issubclass(kind, CELLS) for kind in set(map(type, different))):
+    if not all(issubclass(kind, CELLS) for kind in set(map(type, present))):
         return Look("other", *told)
-    readable = [to_numbers([text]) is not None for text in named]
-    if any(readable):
-        pair = (list(named)[readable.index(kind)] for kind in (True, False))
-        return Look("mixed", *told[:4], tuple(pair))
-    return Look("texts", *told)
+    kinds = {text: _tell_kind(text) for text in named}
+    numeric = [text for text in named if kinds[text] == "numbers"]
+    if not numeric:
+        return Look("texts", *told)
+    mixture = {kind: sum(n for text, n in named.items() if kinds[text] == kind) for kind in MIXED}
+    mixture["many"] = int(len(named) > MOST_CODES)
+    odd = next(text for text in named if text not in numeric)
+    return Look("mixed", *told[:4], (numeric[0], odd), mixture=mixture)
 
 
-def one_hot(values: Sequence[Any], categories: Sequence[str]) -> NDArray[np.float64]:
-    """Return one 0/1 column per category; a value that is none of them gives a row of zeros."""
-    column = {name: k for k, name in enumerate(categories)}
-    codes = np.array([column.get(str(v), -1) for v in values], dtype=np.int64)
-    table = np.zeros((len(codes), len(column)))
-    there = np.flatnonzero(codes >= 0)
-    table[there, codes[there]] = 1.0
-    return table
+def _tell_kind(text: str) -> str:
+    """Return what a text would be in a column of numbers."""
+    if to_numbers([text]) is not None:
+        return "numbers"
+    return "words" if text.lower() in GAP_WORDS else "texts"
+
+
+def judge_mixture(found: Mapping[str, int]) -> Literal["numbers", "category"] | None:
+    """Return what a column with numbers and text is; None if a person must say it.
+
+    Numbers with gaps, if all its text is gap words in at most 5 % of the cells; else a category
+    if it has at most 20 different values.
+    """
+    if not found["texts"] and found["words"] <= FEW_WORDS * (found["numbers"] + found["words"]):
+        return "numbers"
+    return None if found["many"] else "category"
 
 
 # -- clients --------------------------------------------------------------------------------------
@@ -369,9 +356,8 @@ def name_values(values: Iterable[Hashable], what: str) -> dict[Hashable, str]:
     names: dict[Hashable, str] = {}
     taken: set[str] = set()
     for value in values:
-        key = isinstance(value, BOOLS), value
         try:
-            if key in names:
+            if name_key(value) in names:
                 continue
         except TypeError:
             raise DataError(
@@ -381,7 +367,7 @@ def name_values(values: Iterable[Hashable], what: str) -> dict[Hashable, str]:
         free = [name for name in candidates if name not in taken]
         if not free:
             raise DataError(f"{what}: {value!r:.60} prints like another value; rename it.")
-        names[key] = free[0]
+        names[name_key(value)] = free[0]
         taken.add(free[0])
     return names
 
@@ -396,7 +382,7 @@ def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, Rows]:
     names = name_values(values, what)
     rows: dict[str, list[int]] = {name: [] for name in names.values()}
     for k, value in enumerate(values):
-        rows[names[isinstance(value, BOOLS), value]].append(k)
+        rows[names[name_key(value)]].append(k)
     return {name: np.array(mine, dtype=np.int64) for name, mine in rows.items()}
 
 

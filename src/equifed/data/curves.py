@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,9 @@ from equifed.data.preparation import NumberColumn, Preparation, Target
 from equifed.data.split import DataError, Split
 
 Numbers = NDArray[np.float64]
-LEVELS = (0.25, 0.5, 0.75)
-"""Quantiles that may become knots."""
-LEAST = 0.05
-"""Share of the rows that lies on either side of a knot, at least."""
-REACH, STEPS, GRIDS = 2.0, 16, 3
-"""By Cantelli's inequality these quantiles are within 1.74 deviations of the mean."""
+LEVELS = (0.25, 0.5, 0.75)  # quantiles that may become knots
+LEAST = 0.05  # share of the rows that lies on either side of a knot, at least
+REACH, STEPS, GRIDS = 2.0, 16, 3  # quantiles are within 1.74 deviations of the mean (Cantelli)
 
 
 def find_knots(count: Callable[[Numbers], Numbers], centre: Numbers, spread: Numbers) -> Numbers:
@@ -64,22 +62,16 @@ def bend(data: Federation, bent: Preparation | None = None) -> Federation:
     ``bent`` is the preparation of an earlier call, whose knots are taken.
     """
     prepared = data.preparation or _name_columns(data)
-    bent = bent or _fit(data, prepared)
+    starts = np.cumsum([0, *(len(column.titles) for column in prepared.columns)])[:-1]
+    bent = bent or _fit(data.train.inputs[:, starts].astype(np.float64), prepared)
 
-    def widen(split: Split | None) -> Split | None:
-        if split is None:
-            return None
-        parts, start = [], 0
-        for column, old in zip(bent.columns, prepared.columns, strict=True):
-            block = split.inputs[:, start : start + len(old.titles)]
-            start += len(old.titles)
-            parts.append(column.bend(block) if isinstance(column, NumberColumn) else block)
-        return replace(split, inputs=np.hstack(parts))
+    def widen(split: Split) -> Split:
+        pairs = zip(bent.columns, np.split(split.inputs, starts[1:], axis=1), strict=True)
+        blocks = [c.bend(block) if isinstance(c, NumberColumn) else block for c, block in pairs]
+        return replace(split, inputs=np.hstack(blocks))
 
-    train = widen(data.train)
-    assert train is not None
-    held, test = widen(data.validation), widen(data.test)
-    return replace(data, train=train, validation=held, test=test, preparation=bent)
+    splits: dict[str, Any] = {label: widen(split) for label, split in data.splits().items()}
+    return replace(data, **splits, preparation=bent, sha256="")
 
 
 def find_lines(bent: Preparation) -> list[int]:
@@ -101,10 +93,8 @@ def _name_columns(data: Federation) -> Preparation:
     return Preparation(columns, Target("target", data.class_names or None))
 
 
-def _fit(data: Federation, prepared: Preparation) -> Preparation:
-    """Return the preparation with knots in its columns of numbers."""
-    starts = np.cumsum([0, *(len(column.titles) for column in prepared.columns)])[:-1]
-    values = data.train.inputs[:, starts].astype(np.float64)
+def _fit(values: Numbers, prepared: Preparation) -> Preparation:
+    """Return the preparation with knots in its columns of numbers, of which these are values."""
     # in one process the sum of the clients' counts is the count of all rows
     knots = find_knots(lambda m: count_below(values, m), values.mean(axis=0), values.std(axis=0))
     columns = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +19,9 @@ from equifed.contract.arrays import show_text
 from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table
 from equifed.data.fields import Layout, Padding, pad_clients
-from equifed.data.items import take_items
+from equifed.data.items import Named, take_items
 from equifed.data.preparation import Missing, Preparation, Prepare
-from equifed.data.reading import Named
 from equifed.data.split import (
-    RENAMED,
     Array,
     DataError,
     Holdout,
@@ -45,18 +43,12 @@ class Federation:
 
     Parameters
     ----------
-    name : str
-        Name of the data set.
-    names : tuple of str
-        Client names, in the order of the splits.
-    train : Split
-        Training samples.
-    validation, test : Split, optional
-        Held-out samples.
-    classes : int, optional
-        Number of classes; None for regression.
-    class_names : tuple of str
-        Names of the classes; empty, or one each.
+    name, names
+        Of the data set, and of its clients in the order of the splits.
+    train, validation, test : Split
+        Samples; the last two are optional.
+    classes, class_names
+        How many there are, None for a regression, and their names: none, or one each.
     source : dict
         Provenance, for the report: publisher, licence, checksums, how it was prepared.
     preparation : Preparation, optional
@@ -65,6 +57,8 @@ class Federation:
         The arrays that a row of inputs holds, where a sample consists of several.
     divided : str, optional
         Which split each row of the table is in, as ``split.csv`` of a run folder has it.
+    sha256 : str
+        Checksum of samples that lie in files, and were checked when they were written.
 
     Examples
     --------
@@ -91,10 +85,11 @@ class Federation:
     preparation: Preparation | None = None
     layout: Layout | None = None
     divided: str | None = None
+    sha256: str = ""
 
     def __post_init__(self) -> None:
         check_names(self.names, self.classes, self.class_names)
-        for label, split in self.splits().items():
+        for label, split in self.splits().items() if not self.sha256 else ():
             split.check(label, self.names, self.classes)
             split.check_like(label, self.train)
 
@@ -147,10 +142,9 @@ class Federation:
         Text and booleans are classes (text is numbered in sorted order and becomes
         ``class_names``), floats are values to regress on. Whole numbers are labels when they are
         0..K - 1, all of them present, with K up to 20; where they could as well be values (ages,
-        counts, 1 and 2), ``task`` or ``classes`` must say what they are.
-
-        What cannot be taken over unchanged is refused with a :class:`DataError`: masked or missing
-        values, text among numbers, X without columns, data frames whose columns differ.
+        counts, 1 and 2), ``task`` or ``classes`` must say what they are. What cannot be taken over
+        unchanged is refused with a :class:`DataError`: masked or missing values, text among
+        numbers, X without columns, data frames whose columns differ.
 
         X may be a mapping or a tuple of arrays, ``{"input_ids": ..., "attention_mask": ...}``: the
         model's ``forward`` gets them by name (or in order), whole numbers as int64.
@@ -163,39 +157,31 @@ class Federation:
         Parameters
         ----------
         clients, validation, test : mapping of client to (X, y), (X, y, groups) or a data set
-            Samples by client; ``groups`` names a group for each (a sex), which metrics are told by.
-            Held-out mappings may lack clients. 1 and ``"1"`` are two clients, ``1`` and ``'1'``.
-            One Hugging Face data set will do, with ``client``, or a partitioner of flwr-datasets.
-            A number holds out that fraction of every client's samples, as :meth:`split` does.
-        seed : int
-            Seed of the fractions.
+            ``groups`` names a group for each sample (a sex), which metrics are told by. Held-out
+            mappings may lack clients. 1 and ``"1"`` are two clients, ``1`` and ``'1'``. One Hugging
+            Face data set will do, with ``client``, or a partitioner of flwr-datasets. A number
+            holds out that fraction of every client's samples, drawn with ``seed``.
         client, features, target : str
             Columns of the items: whose an item is, its features (one column, several numbers or
             several arrays) and its target; by default ``label``, ``labels``, ``target`` or ``y``,
             and what a tokenizer makes (``input_ids``, ...) or else the only other column.
-        name : str
-            Name of the data set.
         task : {"classification", "regression"}, optional
             What whole numbers are. As classes they are numbered in sorted order, unless they are
             0..K - 1 already.
         classes : int, optional
             Number of classes when labels are 0..classes - 1 and some of them may be absent.
-        class_names : sequence of str
-            Names of the classes.
         tokens : bool
             The features are indices of tokens (kept as int64), not numbers.
         dtype : {"float32", "float64"}, optional
-            Convert the features; by default they keep their precision, and whole numbers become
-            floats like those of the other clients, or float32.
+            Of the features; by default they keep their precision, and whole numbers become floats
+            like those of the other clients, or float32.
         pad : number or mapping of column to number, optional
             Fill up sequences of unequal length with this, at their end, to the longest one of all
-            clients and splits; ``attention_mask`` with 0 unless named. New rows that are predicted
-            are filled up likewise.
+            clients and splits; ``attention_mask`` with 0 unless named. New rows likewise.
         mask : str, optional
-            With ``pad``: add an array of this name with 1 for what was given and 0 for what was
-            filled in.
-        source : mapping, optional
-            Provenance, for the report.
+            With ``pad``: add an array of this name, 0 for what was filled in and 1 elsewhere.
+        name, class_names, source
+            Of the data set; its classes; its provenance, for the report.
 
         Examples
         --------
@@ -203,21 +189,17 @@ class Federation:
         >>> Federation.from_clients(clients).class_names
         ('no', 'yes')
         """
-        given = {"train": clients, "validation": validation, "test": test}
-        shares = {k: v for k, v in given.items() if isinstance(v, int | float) and k != "train"}
-        held = {k: v for k, v in given.items() if k not in shares}
-        named = Named(client, features, target)
-        holdout = Holdout(**shares, seed=seed)
+        given = {"validation": validation, "test": test}
+        shares = {k: v for k, v in given.items() if isinstance(v, int | float)}
+        held = {"train": clients, **{k: v for k, v in given.items() if k not in shares}}
+        named, holdout = Named(client, features, target), Holdout(**shares, seed=seed)
         if mask is not None and pad is None:
             raise DataError(f"mask={mask!r} says where sequences were filled up; give pad=0, too.")
-        padding = None if pad is None else Padding(pad, mask)
         held, holdout, titles = take_items(held, named, holdout, tokens, dtype, pad is not None)
-        held = held if padding is None else pad_clients(held, padding)
+        held = held if pad is None else pad_clients(held, Padding(pad, mask))
         if titles and not class_names and task != "regression":
             class_names, classes = titles, classes or len(titles)
         aligned = align_clients(held, classes, class_names, task, tokens, dtype)
-        if padding is not None and aligned["layout"] is not None:
-            aligned["layout"] = replace(aligned["layout"], padding=padding)
         made = cls(name, **aligned, source=dict(source or {}))
         return made.split(holdout.validation, holdout.test, seed) if holdout.wanted else made
 
@@ -249,7 +231,6 @@ class Federation:
         name: str | None = None,
         dtype: str = "float32",
         source: Mapping[str, str] | None = None,
-        **former: Any,
     ) -> Federation:
         """Build from a table in which one column says whose row it is.
 
@@ -274,8 +255,8 @@ class Federation:
             left out with a warning.
         scale, missing, categorical, numeric, unknown, min_count, per_client, target_scale
             How columns become features and targets: :class:`~equifed.data.preparation.Prepare`.
-        test, validation : float
-            Fractions of every client's rows to hold out, drawn with ``seed``.
+        test, validation, seed
+            Fractions of every client's rows to hold out, and the seed of the draw.
         keep_together : str, optional
             Column whose rows of one value (a patient) stay in one split.
         time : str, optional
@@ -284,16 +265,14 @@ class Federation:
             Column with ``train``, ``validation`` or ``test``, in place of fractions; or the
             ``split.csv`` that a run on this table has left, to repeat its split.
         report_by : str, optional
-            Column by whose values (a sex, an age band) metrics inside clients are told, too; it
-            stays a feature unless ``features`` leaves it out. It does not keep rows of one value in
-            one split: ``keep_together`` does.
+            Column by whose values (a sex, an age band) metrics inside clients are told, too. It
+            stays a feature unless ``features`` leaves it out, and keeps no rows together.
         task : {"classification", "regression"}, optional
             By default, numbers that are not all whole are values to regress on, text is classes.
             Two whole numbers, or up to 20 that follow each other, are classes; others could be
             either, and need a task.
         classes : int, optional
-            Number of classes, when labels are already 0..classes - 1; by default the distinct
-            labels are numbered in sorted order.
+            Number of classes, when labels are 0..classes - 1; else they are numbered in order.
         name, dtype, source
             As for :meth:`from_clients`.
 
@@ -307,60 +286,50 @@ class Federation:
         # a federation needs no reader of tables
         from equifed.data.table import TableRequest, read_table
 
-        for odd in former:
-            cure = f"it is called {RENAMED[odd]} now" if odd in RENAMED else "leave it out"
-            raise TypeError(f"from_table has no argument {odd!r}; {cure}.")
         wanted = (features,) if isinstance(features, str) else features
-        coded: Any = categorical
-        numbers: Any = numeric
-        named = {
+        columns: dict[str, Any] = {
             "split": split, "keep_together": keep_together, "time": time, "report_by": report_by,
         }  # fmt: skip
+        rules: Any = (
+            scale, missing, categorical, unknown, min_count, per_client, target_scale, numeric
+        )  # fmt: skip
         request = TableRequest(
             str(client), str(target), None if wanted is None else tuple(wanted),
-            **{k: None if column is None else str(column) for k, column in named.items()},
+            **{k: None if column is None else str(column) for k, column in columns.items()},
             task=task, classes=classes, holdout=Holdout(validation, test, seed),
-            prepare=Prepare(
-                scale, missing, coded, unknown, min_count, per_client, target_scale, numbers
-            ),
+            prepare=Prepare(*rules),
         )  # fmt: skip
-        read = read_table(table, request)
-        apart = {key: read.pop(key) for key in ("preparation", "divided")}
-        about = {"preparation": apart["preparation"].describe(), **(source or {})}
-        if told := read.pop("told"):
+        clients, fitted, told, divided = read_table(table, request)
+        about = {"preparation": fitted.describe(), **(source or {})}
+        if told:
             about["rows and columns"] = "; ".join(told)
         title = name or (Path(table).stem if isinstance(table, str | Path) else "your data")
-        made = cls.from_clients(**read, name=title, dtype=dtype, source=about)
-        return replace(made, **apart)
+        made = cls.from_clients(**clients, name=title, dtype=dtype, source=about)
+        return replace(made, preparation=fitted, divided=divided)
 
     # -- derived federations --------------------------------------------------------------------
 
     def subset(self, clients: Iterable[str | int]) -> Federation:
         """Return the federation of some clients, by name or position, in the order given."""
-        known = {name: i for i, name in enumerate(self.names)}
-        index = [self._find(client, known) for client in clients]
+        known: dict[Any, int] = {k: k for k in range(len(self))}
+        known |= {name: i for i, name in enumerate(self.names)}
+        asked = list(clients)
+        refuse(
+            (client for client in asked if client not in known),
+            lambda client: (
+                f"There is no client {client!r}; there are {', '.join(self.names[:12])}, or "
+                f"positions in 0..{len(self) - 1}."
+            ),
+        )
+        index = [known[client] for client in asked]
         if not index or len(set(index)) != len(index):
             raise DataError(f"A subset needs at least one client and no repeats, got {index}.")
         held: dict[str, Any] = {
             label: split.take([np.arange(split.offsets[i], split.offsets[i + 1]) for i in index])
             for label, split in self.splits().items()
         }
-        return self._derive(names=tuple(self.names[i] for i in index), divided=None, **held)
-
-    def _derive(self, **changes: Any) -> Federation:
-        """Return a federation in memory that differs in some fields."""
-        kept = {one.name: getattr(self, one.name) for one in fields(Federation)}
-        return Federation(**kept | changes)
-
-    def _find(self, client: str | int, known: Mapping[str, int]) -> int:
-        """Return the position of a client that is given by name or position."""
-        if isinstance(client, str) and client not in known:
-            shown = ", ".join(self.names[:12])
-            raise DataError(f"There is no client {client!r}; there are {shown}.")
-        position = known[client] if isinstance(client, str) else int(client)
-        if not 0 <= position < len(self):
-            raise DataError(f"Client positions must lie in 0..{len(self) - 1}, got {client}.")
-        return position
+        names = tuple(self.names[i] for i in index)
+        return replace(self, names=names, divided=None, sha256="", **held)
 
     def in_units(self, values: Any) -> Any:
         """Return values of a regression, as arrays or tensors, in the unit of the target column."""
@@ -375,7 +344,7 @@ class Federation:
             label: replace(split, inputs=inputs[label], targets=self.in_units(split.targets))
             for label, split in self.splits().items()
         }
-        return self._derive(**held, preparation=None, layout=None)
+        return replace(self, **held, preparation=None, layout=None, sha256="")
 
     def split(self, validation: float = 0.0, test: float = 0.0, seed: int = 0) -> Federation:
         """Hold out a fraction of every client's training samples.
@@ -402,7 +371,7 @@ class Federation:
             label: self.train.take([rows[part[rows] == label] for rows in every])
             for label in ("train", *(label for label, share in asked.items() if share > 0))
         }
-        return self._derive(divided=None, **parts)
+        return replace(self, divided=None, sha256="", **parts)
 
     # -- description ----------------------------------------------------------------------------
 
@@ -416,6 +385,8 @@ class Federation:
 
     def checksum(self) -> str:
         """Return the SHA-256 of names, classes, arrays, dtypes and offsets."""
+        if self.sha256:
+            return self.sha256
         about = self.names, self.classes, self.class_names
         told = about if self.layout is None else (*about, self.layout)
         digest = hashlib.sha256(repr(told).encode())

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from numbers import Integral, Real
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
 from equifed.data.split import FLOATS, TOKENS, Array, DataError, refuse, refuse_any, refuse_twice
 
-EXACT = 2**24
-"""Largest whole number up to which float32 leaves out none."""
+EXACT = 2**24  # largest whole number up to which float32 leaves out none
 KINDS = {"b": "truth values", "i": "whole numbers", "u": "whole numbers", "f": "real numbers"}
+Parts: TypeAlias = Mapping[Any, Any] | tuple[Any, ...]  # the arrays of samples, by name or in order
 WORDS = {"bool": KINDS["b"], "int": KINDS["i"], "float": KINDS["f"]}
 
 
@@ -46,21 +46,27 @@ class Padding:
     fill: float | Mapping[str, float]
     mask: str | None = None
 
-    def find(self, columns: Mapping[str, Any], where: str) -> dict[str, list[Array]]:
-        """Return the sequences among columns of values."""
-        rows: dict[str, list[Array]] = {}
-        for name, values in columns.items():
-            if self._value(name) is not None and len(values):
-                place = f"{where}[{name!r}], item "
-                rows[name] = [_read_one(v, f"{place}{k}") for k, v in enumerate(values)]
+    def find(self, parts: Parts, where: str) -> dict[str, list[Array]]:
+        """Return the sequences among the arrays of samples."""
+        rows = {
+            name: [to_numpy(v, f"{where}[{name!r}], item {k}") for k, v in enumerate(values)]
+            for name, values in _by_name(parts).items()
+            if self._value(name) is not None and len(values)
+        }
+        numbered = ((name, k, row) for name in rows for k, row in enumerate(rows[name]))
+        refuse(
+            (one for one in numbered if one[2].dtype.kind not in "biuf"),
+            lambda odd: (
+                f"{where}[{odd[0]!r}], item {odd[1]} holds {odd[2].ravel()[:1].tolist()}, which is "
+                "not a number; give what a tokenizer makes of it."
+            ),
+        )
         return {name: values for name, values in rows.items() if all(v.ndim == 1 for v in values)}
 
-    def apply(
-        self, columns: Mapping[str, Any], longest: Mapping[str, int], where: str
-    ) -> dict[str, Any]:
-        """Return columns whose sequences are as long as ``longest`` says, and the mask."""
-        out, lengths = {**columns}, dict[str, list[int]]()
-        for name, rows in self.find(columns, where).items():
+    def apply(self, parts: Parts, longest: Mapping[str, int], where: str) -> Parts:
+        """Return arrays whose sequences are as long as ``longest`` says, and the mask."""
+        out, lengths = _by_name(parts), dict[str, list[int]]()
+        for name, rows in self.find(parts, where).items():
             lengths[name], length = list(map(len, rows)), longest.get(name, 0)
             if long := [k for k, row in enumerate(rows) if len(row) > length]:
                 most = f"the model's samples have at most {length}; cut it"
@@ -72,23 +78,22 @@ class Padding:
             out[name] = np.full((len(rows), length), self._value(name), kind)
             for place, row in zip(out[name], rows, strict=True):
                 place[: len(row)] = row
-        return out if self.mask is None else self._add_mask(out, lengths, longest, where)
-
-    def _add_mask(
-        self, columns: dict[str, Any], lengths: Mapping[str, list[int]],
-        longest: Mapping[str, int], where: str,
-    ) -> dict[str, Any]:  # fmt: skip
-        names, title = list(lengths), self.mask or ""
-        ends = {n: (lengths[n], longest[n]) for n in names}
-        odd = [n for n in names if ends[n] != ends[names[0]]]
-        if not names or odd or title in columns:
-            why = f"there is one already, {title!r}" if title in columns else "no sequence is there"
-            if odd:
-                why = f"{names[0]} and {odd[0]} have different lengths"
-            raise DataError(f"{where}: mask={title!r} cannot be made: {why}; give it in the data.")
-        rows = np.array(lengths[names[0]])[:, None]
-        held = (np.arange(longest[names[0]]) < rows).astype(np.int64)
-        return {**columns, (str(len(columns)) if "0" in columns else title): held}
+        if self.mask is not None:
+            ends = [(counts, longest[name]) for name, counts in lengths.items()]
+            reasons = {
+                f"there is one already, {self.mask!r}": self.mask in out,
+                "no sequence is there": not ends,
+                f"{' and '.join(lengths)} have different lengths": ends != ends[:1] * len(ends),
+            }
+            refuse(
+                (reason for reason, holds in reasons.items() if holds),
+                lambda why: (
+                    f"{where}: mask={self.mask!r} cannot be made: {why}; give it in the data."
+                ),
+            )
+            counts, length = ends[0]
+            out[self.mask] = (np.arange(length) < np.array(counts)[:, None]).astype(np.int64)
+        return out if isinstance(parts, Mapping) else tuple(out.values())
 
     def _value(self, name: str) -> float | None:
         if isinstance(self.fill, Mapping):
@@ -112,10 +117,10 @@ class Layout:
 
     def __post_init__(self) -> None:
         refuse_twice([one.name for one in self.fields], "two arrays are called {!r}")
-        odd = [
-            f for f in self.fields if f.kind not in WORDS.values() or min(f.shape, default=1) < 1
-        ]
-        refuse(odd, lambda one: f"{one} is not an array of a sample")
+        refuse(
+            (f for f in self.fields if f.kind not in WORDS.values() or min(f.shape, default=1) < 1),
+            lambda one: f"{one} is not an array of a sample",
+        )
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.fields))
@@ -147,36 +152,19 @@ class Layout:
 
     def pack(self, given: Any, here: str = "X", there: str = "the model's samples") -> Array:
         """Return samples of this layout as rows, or say in what they are unlike it."""
+        parts = find_fields(given, None, here) or (given,)
         names = {one.name for one in self.fields}
-        added = None if self.padding is None else self.padding.mask
-        complete = isinstance(given, Mapping) and names <= {*map(str, given), added}
-        if self.padding is not None and (complete or not self.named):
-            columns, named = name_columns(given)
+        rule = self.padding
+        if rule is not None and (not self.named or names <= {*_by_name(parts), rule.mask}):
             longest = {one.name: one.shape[0] for one in self.fields if len(one.shape) == 1}
-            columns = self.padding.apply(columns, longest, here)
-            given = columns if named else tuple(columns.values())
+            given = rule.apply(parts, longest, here)
         if not isinstance(given, Mapping if self.named else tuple):
             what = f"a {'mapping' if self.named else 'tuple'} of these arrays"
-            raise _unlike(f"{here}: a sample is {self}; give {what}, got {type(given).__name__}.")
-        rows, layout = pack(given, here)
-        if layout is not None:
-            self.compare(layout, here, there)
+            text = f"{here}: a sample is {self}; give {what}, got {type(given).__name__}."
+            raise DataError(text, text)
+        rows, layout = pack(given, here, padding=self.padding)
+        compare_layouts(self, layout, here, there)
         return rows
-
-    def compare(self, other: Layout, here: str, there: str) -> None:
-        """Refuse samples ``here`` that are not of the layout that those ``there`` have."""
-        mine, theirs = ({f.name: f for f in layout.fields} for layout in (self, other))
-        both = (mine, theirs, "lacks", "has"), (theirs, mine, "has", "lacks")
-        for held, others, is_so, there_is in both:
-            if odd := ", ".join(repr(name) for name in held if name not in others):
-                told = f"which {there} {there_is}; it has {', '.join(others)}"
-                raise _unlike(f"{here} {is_so} {odd}, {told}. Give all samples the same arrays.")
-        for name in mine:
-            if mine[name] != theirs[name]:
-                raise _unlike(
-                    f"{here} has {theirs[name]} per sample, {there} {mine[name]}; make them alike "
-                    "(pad or cut sequences to one length, convert with astype)."
-                )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -188,11 +176,12 @@ class Layout:
         if told is None:
             return None
         try:
-            held = [
-                (str(f["name"]), tuple(map(int, f["shape"])), f["kind"]) for f in told["fields"]
+            fields = [
+                Field(str(f["name"]), tuple(map(int, f["shape"])), f["kind"])
+                for f in told["fields"]
             ]
             padding = Padding(**told["padding"]) if told["padding"] else None
-            return cls(tuple(Field(*one) for one in held), bool(told["named"]), padding)
+            return cls(tuple(fields), bool(told["named"]), padding)
         except (KeyError, TypeError) as error:
             raise ValueError(f"no layout of samples: {error!r}") from error
 
@@ -204,14 +193,43 @@ class Packed(NamedTuple):
     layout: Layout | None
 
 
-def name_columns(given: Any, rows: int | None = None) -> tuple[dict[str, Any], bool]:
-    """Return columns of values by name, and whether the names were given."""
-    if isinstance(given, Mapping) and not is_frame(given):
-        return {str(name): given[name] for name in given}, True
-    several = isinstance(given, tuple) and len(given) != rows
-    if several and (rows is None or all(len(part) == rows for part in given)):
-        return {str(k): part for k, part in enumerate(given)}, False
-    return {"0": given}, False
+def compare_layouts(first: Layout | None, other: Layout | None, here: str, there: str) -> None:
+    """Refuse samples ``here`` of another layout than the first, ``there``; None is one array."""
+    if first is None or other is None:
+        pairs: list[tuple[Any, Any]] = [(other or "one array", first or "one array")]
+    else:
+        mine, theirs = ({f.name: f for f in layout.fields} for layout in (first, other))
+        pairs = [(theirs.get(n, f"no {n!r}"), mine.get(n, f"no {n!r}")) for n in mine | theirs]
+        pairs.append((f"the rule {other.padding}", f"the rule {first.padding}"))
+    for seen, wanted in pairs:
+        if seen != wanted:
+            text = (
+                f"{here} has {seen}, {there} has {wanted}; give all samples the same arrays (pad "
+                "or cut sequences to one length, convert with astype)."
+            )
+            raise DataError(text, text)  # names, shapes and kinds, no values: others may be told
+
+
+def find_fields(value: Any, rows: int | None, where: str) -> Parts | None:
+    """Return the arrays of which samples consist; None if there is one alone."""
+    if isinstance(value, Mapping) and not is_frame(value):
+        return value
+    if not isinstance(value, tuple) or rows is None:
+        return value if isinstance(value, tuple) else None
+    arrays = all(getattr(part, "ndim", 0) for part in value)
+    columns = all(hasattr(part, "__len__") and len(part) == rows for part in value)
+    if len(value) == rows > 1 and arrays and columns:
+        raise DataError(
+            f"{where} is a tuple of {rows} arrays of {rows} rows each: give a mapping of names if "
+            "a sample consists of several arrays, or join the rows to one array."
+        )
+    return value if len(value) != rows and (arrays or columns) else None
+
+
+def _by_name(parts: Parts) -> dict[str, Any]:
+    """Return arrays by name, those of a tuple by place."""
+    pairs = parts.items() if isinstance(parts, Mapping) else enumerate(parts)
+    return {str(name): part for name, part in pairs}
 
 
 def pad_clients(held: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
@@ -223,138 +241,87 @@ def pad_clients(held: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
         if isinstance(pair, Sequence) and len(pair) in (2, 3) and len(pair[1])
     }  # fmt: skip
     where = {key: f"Client {str(key[1])!r}: {key[0]} X" for key in pairs}
-    columns = {key: name_columns(pair[0], len(pair[1])) for key, pair in pairs.items()}
+    found = {key: find_fields(x, len(y), where[key]) for key, (x, y, *_) in pairs.items()}
+    given = {k: (pairs[k][0],) if parts is None else parts for k, parts in found.items()}
     longest: dict[str, int] = {}
-    for key, (given, _) in columns.items():
-        for name, rows in padding.find(given, where[key]).items():
+    for key, parts in given.items():
+        for name, rows in padding.find(parts, where[key]).items():
             longest[name] = max(longest.get(name, 0), *map(len, rows))
     named = padding.fill if isinstance(padding.fill, Mapping) else {}
     refuse(
         (name for name in named if name not in longest),
         lambda name: (
             f"pad names {name!r}, which is not a sequence of the samples; there are "
-            f"{', '.join(dict.fromkeys(n for c, _ in columns.values() for n in c))}."
+            f"{', '.join(dict.fromkeys(n for parts in given.values() for n in _by_name(parts)))}."
         ),
     )
     out = {label: dict(part) if isinstance(part, Mapping) else part for label, part in held.items()}
-    for key, (given, by_name) in columns.items():
-        filled = padding.apply(given, longest, where[key])
-        parts = filled if by_name else tuple(filled.values())
+    for key, (_, *targets) in pairs.items():
+        parts = padding.apply(given[key], longest, where[key])
         label, client = key
-        packed = pack(parts, where[key], len(pairs[key][1]))
-        out[label][client] = (packed, *pairs[key][1:])
+        out[label][client] = (pack(parts, where[key], len(targets[0]), padding), *targets)
     return out
 
 
-def compare_layouts(first: Layout | None, other: Layout | None, here: str, there: str) -> None:
-    """Refuse samples ``here`` of another layout than the first, ``there``; None is one array."""
-    if first is None or other is None:
-        if first is not other:
-            seen, wanted = other or "one array", first or "one array"
-            raise _unlike(f"{here} is {seen}, {there} is {wanted}; give all clients the same.")
-        return
-    first.compare(other, here, there)
-    if first.padding != other.padding:
-        rules = f"{other.padding}, {there} by {first.padding}"
-        raise _unlike(f"{here} is filled up by {rules}; use one rule.")
-
-
-def _unlike(text: str) -> DataError:
-    """Return an error about names, shapes and kinds, no values: others may be told."""
-    return DataError(text, text)
-
-
-def find_fields(value: Any, rows: int, where: str) -> Mapping[str, Any] | Sequence[Any] | None:
-    """Return the arrays of which samples consist; None if there is one alone."""
-    if isinstance(value, Mapping) and not is_frame(value):
-        return value
-    if not isinstance(value, tuple) or not all(getattr(part, "ndim", 0) for part in value):
-        return None
-    if len(value) == rows and all(len(part) == rows for part in value) and rows > 1:
-        raise DataError(
-            f"{where} is a tuple of {rows} arrays of {rows} rows each: give a mapping of names if "
-            "a sample consists of several arrays, or join the rows to one array."
-        )
-    return None if len(value) == rows else value
-
-
-def pack(given: Mapping[Any, Any] | Sequence[Any], where: str, count: int | None = None) -> Packed:
+def pack(
+    given: Parts, where: str, count: int | None = None, padding: Padding | None = None
+) -> Packed:
     """Return the arrays of samples as rows; named ones in the order of their names."""
-    named = isinstance(given, Mapping)
-    parts = {str(k): given[k] for k in given} if named else {str(k): v for k, v in enumerate(given)}
-    order = sorted(parts) if named else list(parts)
+    parts, named = _by_name(given), isinstance(given, Mapping)
     refuse_any(
         (not parts, f"{where} is a {type(given).__name__} without arrays."),
         (len(parts) < len(given), f"{where} has {len(given)} arrays; give a mapping of texts to "
          "arrays."),
     )  # fmt: skip
-    arrays = {name: _read(parts[name], f"{where}[{name!r}]") for name in order}
-    first = order[0]
-    rows = len(arrays[first]) if count is None else count
-    refuse(
-        (name for name in order if len(arrays[name]) != rows),
-        lambda name: (
-            f"{where}[{name!r}] has {len(arrays[name])} rows, "
-            f"{f'{where}[{first!r}]' if count is None else 'y'} has {rows}; give every array one "
-            "row per sample."
-        ),
-    )
-    fields = [Field(n, a.shape[1:], KINDS[a.dtype.kind]) for n, a in arrays.items()]
-    layout = Layout(tuple(fields), named)
+    order = sorted(parts) if named else list(parts)
+    arrays = {name: as_array(parts[name], f"{where}[{name!r}]") for name in order}
+    rows = (f"{where}[{order[0]!r}]", len(arrays[order[0]])) if count is None else ("y", count)
     reals = [a.dtype for a in arrays.values() if a.dtype.kind == "f"]
-    kind = TOKENS if not reals else FLOATS[any(dtype.itemsize > 4 for dtype in reals)]
     for name, array in arrays.items():
-        _check_values(array, f"{where}[{name!r}]", beside=bool(reals))
+        _check_part(array, f"{where}[{name!r}]", *rows, beside=bool(reals))
+    kind = TOKENS if not reals else FLOATS[any(dtype.itemsize > 4 for dtype in reals)]
     flat = [a.reshape(len(a), prod(a.shape[1:])).astype(kind) for a in arrays.values()]
-    return Packed(np.concatenate(flat, axis=1), layout)
+    fields = [Field(n, a.shape[1:], KINDS[a.dtype.kind]) for n, a in arrays.items()]
+    return Packed(np.concatenate(flat, axis=1), Layout(tuple(fields), named, padding))
 
 
-def _read_one(value: Any, where: str) -> Array:
-    """Return one value of an item as an array of numbers."""
-    try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{where} is not an array ({str(error)[:120]}); give a list of numbers."
-        ) from None
-    if array.dtype.kind not in "biuf":
-        raise DataError(
-            f"{where} holds {array.ravel()[:1].tolist()}, which is not a number; give what a "
-            "tokenizer makes of it."
-        )
-    return array
-
-
-def _read(value: Any, where: str) -> Array:
-    """Return one array, of numbers."""
-    array = as_array(value, where)
+def _check_part(array: Array, where: str, other: str, rows: int, *, beside: bool) -> None:
+    """Refuse what a row cannot hold, or no model can use."""
     refuse_any(
         (array.dtype == object, f"{where} is text; give numbers: what a tokenizer makes of it."),
         (len(array) and 0 in array.shape, f"{where} has the shape {array.shape}: nothing in it."),
-    )
-    return array
-
-
-def _check_values(array: Array, where: str, beside: bool) -> None:
-    """Refuse numbers that a row cannot hold, or that no model can use."""
-    if array.dtype.kind == "f":
-        bad = np.unique(np.nonzero(~np.isfinite(array))[0])
-        refuse(
-            bad[:1],
-            lambda row: (
-                f"{where} holds {'NaN' if np.isnan(array[row]).any() else 'infinity'} in row {row} "
-                f"({len(bad)} row(s) affected); remove or impute these rows."
-            ),
-        )
-    elif array.size:
-        low, high, most = int(array.min()), int(array.max()), EXACT if beside else 2**63 - 1
-        refuse_any(
-            (low < 0, f"{where} holds {low}; whole numbers are tokens, places and masks of at "
-             "least 0: give it as floats if it is an amount."),
-            (high > most, f"{where} holds {high}; whole numbers beside real ones may reach "
-             f"{most} (2^24), up to where float32 has all of them: renumber them."
-             if beside else f"{where} holds {high}, too large a number; renumber them."),
+        (len(array) != rows, f"{where} has {len(array)} rows, {other} has {rows}; give every array "
+         "one row per sample."),
+    )  # fmt: skip
+    real, most = array.dtype.kind == "f", EXACT if beside else 2**63 - 1
+    wrong = ~np.isfinite(array) if real else (array < 0) | (array > most)
+    bad = np.unique(np.nonzero(wrong)[0])
+    if len(bad):
+        cure = "remove or impute these rows" if real else (
+            "whole numbers are tokens, places and masks of at least 0, and beside real ones may "
+            f"reach {EXACT} (2^24), up to where float32 has all of them: renumber them, or give "
+            "amounts as floats"
         )  # fmt: skip
+        raise DataError(
+            f"{where} holds {array[wrong][0]} in row {bad[0]} ({len(bad)} row(s) affected); {cure}."
+        )
+
+
+# -- one array ------------------------------------------------------------------------------------
+
+
+def to_numpy(value: Any, where: str) -> Array:
+    """Return a value as an array; text, and numbers beside it, as objects that stay as they are."""
+    try:
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        if array.dtype.kind in "USTO" and not isinstance(value, np.ndarray):
+            array = np.asarray(value, dtype=object)  # 1 and "1" in one list
+        return array
+    except Exception as error:  # whatever a foreign __array__ raises
+        raise DataError(
+            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); convert it, "
+            "rows of unequal length must be padded or cut to one length."
+        ) from None
 
 
 def as_array(value: Any, where: str) -> Array:
@@ -364,15 +331,18 @@ def as_array(value: Any, where: str) -> Array:
         return _join_columns(value, where)
     if hasattr(value, "toarray"):
         raise DataError(f"{where} is sparse ({type(value).__name__}); give {where[-1]}.toarray().")
-    try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        if array.dtype.kind in "USTO" and not isinstance(value, np.ndarray):
-            array = np.asarray(value, dtype=object)  # 1 and "1" in one list stay what they are
-    except Exception as error:  # whatever a foreign __array__ raises
-        raise DataError(
-            f"{where} is not an array ({type(value).__name__}; {str(error)[:120]}); convert it, "
-            "rows of unequal length must be padded or cut to one length."
-        ) from None
+    first: Any = value[0] if isinstance(value, list | tuple) and value else None
+    if hasattr(first, "detach") or getattr(first, "ndim", False):  # one by one: to name the odd one
+        parts = [to_numpy(v, f"{where}, item {k}") for k, v in enumerate(value)]
+        refuse(
+            (k for k, part in enumerate(parts) if part.shape != parts[0].shape),
+            lambda k: (
+                f"{where}: item {k} has the shape {parts[k].shape}, earlier ones {parts[0].shape}; "
+                "pad (pad=0 fills up sequences), cut or resize all items to one shape."
+            ),
+        )
+        value = value if parts[0].dtype.kind in "USTO" else np.array(parts)
+    array = to_numpy(value, where)
     if array.ndim == 0:
         raise DataError(
             f"{where} is a single {type(value).__name__}; give an array with one row per sample."

@@ -6,31 +6,26 @@ import codecs
 import csv
 import gzip
 import io
-import itertools
 import zlib
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equifed.data.split import DataError, refuse, refuse_twice
+from equifed.data.split import DataError, refuse_twice
 
-Clean = Callable[[Sequence[Any]], list[Any]]
 SEPARATORS = (",", ";", "\t", "|")
-PART = 1000  # lines that are taken apart at once, while they are near
-MOST_BYTES = 2 << 30
-"""Largest table that is read, decompressed; as cells in memory it takes several times that."""
+MOST_BYTES = 2 << 30  # largest table, decompressed; as cells it takes several times that
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_file(path: Path, clean: Clean) -> Any:
-    """Return a pyarrow Table of a Parquet file, or the clean columns of a CSV file."""
+def read_file(path: Path) -> Any:
+    """Return a pyarrow Table of a Parquet file, or the columns of a CSV file."""
     try:
         with path.open("rb") as file:
             packed = file.read(4) == b"PAR1"
     except (OSError, ValueError):
         packed = False  # reading it as CSV says what is wrong
     if not packed and path.suffix != ".parquet":
-        return read_csv(path, clean)
+        return read_csv(path)
     try:
         import pyarrow.parquet as parquet
 
@@ -43,30 +38,28 @@ def read_file(path: Path, clean: Clean) -> Any:
         raise DataError(f"Cannot read {path} as Parquet: {str(error)[:200]}.") from None
 
 
-def read_csv(path: Path, clean: Clean = list) -> dict[str, list[Any]]:
-    """Read a CSV file whose first line names the columns, and clean it, a part at a time."""
+def read_csv(path: Path) -> dict[str, list[str]]:
+    """Read a CSV file whose first line names the columns."""
     separator, text = _find_separator(_read_text(path))
     file = io.StringIO(text, newline="")
     reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t")
-    lines = ((reader.line_num, line) for line in reader if any(map(str.strip, line)))
+    lines = (line for line in reader if any(map(str.strip, line)))
     try:
-        titles = [cell.strip() for cell in next(lines, (0, []))[1]]
+        titles = [cell.strip() for cell in next(lines, [])]
         _check_titles(path, titles)
-        columns: dict[str, list[Any]] = {title: [] for title in titles}
-        while part := list(itertools.islice(lines, PART)):
-            refuse(
-                ((number, len(line)) for number, line in part if len(line) != len(titles)),
-                lambda odd: (
-                    f"{path}: line {odd[0]} has {odd[1]} cells, expected {len(titles)} separated "
-                    f"by {separator!r}; put cells that contain it into quotes."
-                ),
-            )
-            cells = zip(*(line for _, line in part), strict=True)
-            for column, values in zip(columns.values(), cells, strict=True):
-                column += clean(values)
+        columns: list[list[str]] = [[] for _ in titles]
+        for line in lines:
+            if len(line) != len(titles):
+                raise DataError(
+                    f"{path}: line {reader.line_num} has {len(line)} cells, expected "
+                    f"{len(titles)} separated by {separator!r}; put cells that contain it into "
+                    "quotes."
+                )
+            for column, cell in zip(columns, line, strict=True):
+                column.append(cell)
     except csv.Error as error:
         raise DataError(f"Cannot read {path}: {error} in line {reader.line_num}.") from None
-    return columns
+    return dict(zip(titles, columns, strict=True))
 
 
 def _check_titles(path: Path, titles: list[str]) -> None:

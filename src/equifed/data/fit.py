@@ -32,10 +32,8 @@ from equifed.data.columns import (
     DECIMAL_COMMA,
     MOST_CODES,
     Columns,
-    Gaps,
     are_whole,
     blank,
-    count_mixture,
     explain_comma,
     is_date,
     judge_mixture,
@@ -64,7 +62,8 @@ Answers = Mapping[str, Mapping[str, Any]]  # client name to what describe_rows r
 DATES = "dates; a model needs numbers: turn them into days since a first day, years, months"
 FEW = 20  # texts that are all different are an identifier from this many on
 NOT_ASKED = "not among the chosen features"
-KINDS = ("numbers", "texts", "words", "dates", "different", "mixed", "many")
+KINDS = ("numbers", "texts", "words", "dates", "several", "different", "mixed", "many")
+FILLED = ("mean", "indicator")
 EPS = float(np.finfo(float).eps)
 
 
@@ -80,18 +79,21 @@ def ask_kinds(
 ) -> Question:
     """Return the first question of a fit."""
     coded, values = {*categories, *prepare.listed} - {*prepare.numeric}, target.classes is None
+    listed = [name for name in features if name in coded]
     return {
         "stage": "kinds",
-        "columns": list(features),
-        "coded": [name for name in features if name in coded],
+        "columns": list(features),  # that the question is about
+        "features": list(features),
+        "listed": listed,
+        "coded": listed,
+        "gaps": dict.fromkeys(prepare.numeric, "texts"),  # in columns of numbers; else empty cells
         "prepare": json.loads(json.dumps(asdict(prepare))),
-        "wordy": [],
         "target": asdict(target),
         "scaled": target.name if values and prepare.target_scale is not None else None,
         "client": client,
         "choosy": choosy,
         "left_out": list(map(list, (left_out or {}).items())),
-    }  # fmt: skip
+    }
 
 
 def fit_preparation(rows: Mapping[str, Columns], asked: Question) -> Preparation:
@@ -113,38 +115,37 @@ def describe_rows(columns: Columns, asked: Question, client: str = "") -> dict[s
 
 
 def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
-    """Count what a column holds; ``different`` texts tell an identifier."""
-    forced = name in asked["prepare"]["numeric"]
-    present = [v for v in blank(values, _gaps(name, asked)) if v is not None]
+    """Count what a column holds; ``different`` of ``several`` texts tell an identifier."""
     counts = dict.fromkeys(KINDS, 0)
     if name in asked["coded"]:
-        return {**counts, "texts": len(present)}
-    if (to_numbers if forced else to_amounts)(present) is not None:
-        many = len(set(present)) > MOST_CODES
-        return {**counts, "numbers": len(present), "many": int(many)}
+        return {**counts, "texts": len(values) - values.count(None)}
+    if name in asked["gaps"]:
+        return {**counts, "numbers": len(_read_present(name, values, asked))}
     look = look_at(values)
+    if look.kind in ("numbers", "whole", "empty"):
+        return {**counts, "numbers": look.count, "many": int(look.different > MOST_CODES)}
     refuse(
-        (v for v in present if not isinstance(v, CELLS)),
+        (v for v in values if v is not None and not isinstance(v, CELLS)),
         lambda v: (
             f"Column {name!r} is not numeric: it holds a {type(v).__name__} ({v!r:.60}), neither "
             "number nor text; convert it or leave the column out."
         ),
     )
-    if forced:
-        read_numbers(name, values)  # says which one it is, and what to do
-    _refuse_commas(name, present)
+    _refuse_commas(name, values)
     if look.kind == "mixed":
         refuse(
-            filter(is_date, present),
+            filter(is_date, values),
             lambda date: (
                 f"Column {name!r} holds numbers and dates, e.g. {look.examples[0]!r} and "
                 f"{str(date)!r:.60}; correct the odd ones (leave them empty if not known), or list "
                 "it in categorical."
             ),
         )
-        return {**counts, **count_mixture(present), "mixed": 1}
-    kind = "dates" if look.kind == "dates" else "texts"
-    return {**counts, kind: len(present), "different": look.different}
+        return {**counts, **look.mixture, "mixed": 1}
+    if look.kind == "dates":
+        return {**counts, "dates": look.count}
+    told = {"several": look.count, "different": look.different} if look.count > 1 else {}
+    return {**counts, "texts": look.count, **told}
 
 
 def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
@@ -152,13 +153,13 @@ def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
         counts = Counter(name_categories(values))
         gaps = counts.pop(None, 0)
         return {"counts": {str(text): counts[text] for text in counts}, "gaps": gaps}
-    there = _present(name, values, asked)
+    there = _read_present(name, values, asked)
     return {"count": len(there), "sum": _add(name, there), "gaps": len(values) - len(there)}
 
 
 def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
-    there = _present(name, values, asked)
-    apart = there - asked["centres"][name]
+    there = _read_present(name, values, asked)
+    apart = there - asked["built"][name]["mean"]
     with np.errstate(over="ignore"):
         told: dict[str, Any] = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
     if asked["prepare"]["per_client"] and len(there) and name != asked["scaled"]:
@@ -166,16 +167,9 @@ def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str
     return told
 
 
-def _present(name: str, values: Sequence[Any], asked: Question) -> Numbers:
-    numbers = read_numbers(name, blank(values, _gaps(name, asked)))
+def _read_present(name: str, values: Sequence[Any], asked: Question) -> Numbers:
+    numbers = read_numbers(name, blank(values, asked["gaps"].get(name, "empty")))
     return numbers[~np.isnan(numbers)]
-
-
-def _gaps(name: str, asked: Question) -> Gaps:
-    """Return what is a gap in a column of numbers."""
-    if name in asked["prepare"]["numeric"]:
-        return "texts"
-    return "words" if name in asked["wordy"] else "empty"
 
 
 def _not_tiny(deviation: float, mean: float) -> float:
@@ -202,24 +196,42 @@ def combine(asked: Question, answers: Answers) -> Question | Preparation:
     """Return the next question, or the preparation when nothing is left to ask."""
     if not answers:
         raise DataError("A preparation is fitted on the rows of clients; there are none.")
+    totals = {name: _add_up([a[name] for a in answers.values()]) for name in asked["columns"]}
     stages = {"kinds": _after_kinds, "sums": _after_sums, "squares": _after_squares}
-    return stages[asked["stage"]](asked, answers)
+    return stages[asked["stage"]](asked, totals, answers)
 
 
-def _after_kinds(asked: Question, answers: Answers) -> Question:
-    coded, wordy, reasons = list(asked["coded"]), list[str](), dict[str, str]()
-    for name in asked["columns"]:
-        told = {key: _total(answers, name, key) for key in KINDS}
+def _add_up(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of what the clients told of a column."""
+    total: dict[str, Any] = {}
+    for key in told[0].keys() - {"alone"}:
+        values = [one[key] for one in told]
+        if key == "counts":
+            total[key] = Counter()
+            for counts in values:
+                total[key].update(counts)
+        else:
+            total[key] = math.fsum(values) if float in map(type, values) else sum(values)
+    return total
+
+
+def _after_kinds(
+    asked: Question, totals: Mapping[str, Mapping[str, int]], answers: Answers
+) -> Question:
+    coded, gaps, reasons = {*asked["coded"]}, {**asked["gaps"]}, dict[str, str]()
+    for name, told in totals.items():
         present = told["numbers"] + told["texts"] + told["words"] + told["dates"]
         if not present:
             reasons[name] = "no training row has a value"
-        elif name in asked["coded"] or told["numbers"] == present:
+        elif name in coded or told["numbers"] == present:
             continue
         elif told["mixed"] and not told["dates"]:
-            (wordy if _judge(name, told, asked) == "numbers" else coded).append(name)
+            if _judge(name, told, asked) == "numbers":
+                gaps[name] = "words"
+            else:
+                coded.add(name)
         elif told["numbers"]:
-            numeric = {c: bool(answer[name]["numbers"]) for c, answer in answers.items()}
-            one, other = _find_two(numeric)
+            one, other = _find_two({c: bool(a[name]["numbers"]) for c, a in answers.items()})
             raise DataError(
                 f"Column {name!r} holds numbers at client {one!r} and text or dates at client "
                 f"{other!r}; make them alike, or list it in categorical, or in numeric to make "
@@ -227,27 +239,21 @@ def _after_kinds(asked: Question, answers: Answers) -> Question:
             )
         elif told["dates"] == present:
             reasons[name] = DATES
+        elif told["different"] == told["several"] >= FEW:
+            reasons[name] = f"{present} different texts in as many rows, an identifier"
         else:
-            several = {c: told for c, told in answers.items() if told[name]["texts"] > 1}
-            rows, different = (_total(several, name, key) for key in ("texts", "different"))
-            if rows >= FEW and different == rows:
-                reasons[name] = f"{present} different texts in as many rows, an identifier"
-            coded.append(name)
+            coded.add(name)
     following = _leave_out(reasons, asked)
-    coded = [name for name in following["columns"] if name in coded]
-    order, target = following["columns"], asked["scaled"]
-    columns = order if target is None else [*order, target]
-    wordy = [name for name in order if name in wordy]
-    more = {"columns": columns, "order": order, "listed": asked["coded"], "coded": coded,
-            "wordy": wordy}  # fmt: skip
-    return {**following, **more, "stage": "sums"}
+    features, target = following["features"], asked["scaled"]
+    columns = features if target is None else [*features, target]
+    coded_there = [name for name in features if name in coded]
+    return {**following, "stage": "sums", "columns": columns, "coded": coded_there, "gaps": gaps}
 
 
 def _judge(name: str, told: Mapping[str, int], asked: Question) -> str:
     """Return what a column with numbers and text is, or ask which."""
     kind = judge_mixture(told)
-    filled = asked["prepare"]["missing"] in ("mean", "indicator")
-    if kind is None or (kind == "numbers" and not filled):
+    if kind is None or (kind == "numbers" and asked["prepare"]["missing"] not in FILLED):
         raise DataError(
             f"Column {name!r} holds {told['numbers']} numbers and {told['texts'] + told['words']} "
             "texts; list it in numeric to make gaps of the text, or in categorical to make each "
@@ -264,74 +270,57 @@ def _find_two(kinds: Mapping[str, bool]) -> tuple[str, str]:
 
 def _leave_out(reasons: Mapping[str, str], asked: Question) -> Question:
     """Return the question without these; refuse one that was named, and to leave out all."""
-    if reasons and (not asked["choosy"] or len(reasons) == len(asked["columns"])):
+    if reasons and (not asked["choosy"] or len(reasons) == len(asked["features"])):
         name, reason = next(iter(reasons.items()))
         listed = ", or list it in categorical" if "texts" in reason else ""
         raise DataError(
             f"Column {name!r} is not a feature ({reason}); leave it out of features{listed}."
         )
-    columns = [name for name in asked["columns"] if name not in reasons]
+    features = [name for name in asked["features"] if name not in reasons]
     left_out = [*asked["left_out"], *map(list, reasons.items())]
-    return {**asked, "columns": columns, "left_out": left_out}
+    return {**asked, "features": features, "left_out": left_out}
 
 
-def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
-    built: dict[str, Any] = {}
-    rule, coded = asked["prepare"], asked["coded"]
-    for name in asked["columns"]:
-        built[name] = {"gaps": _total(answers, name, "gaps")}
-        if name in coded:
-            counts: Counter[str] = Counter()
-            for told in answers.values():
-                counts.update(told[name]["counts"])
-            built[name]["counts"] = dict(counts)
-        else:
-            count = _total(answers, name, "count")
-            built[name] |= {"count": count, "mean": _total(answers, name, "sum") / count}
+def _after_sums(
+    asked: Question, totals: dict[str, dict[str, Any]], answers: Answers
+) -> Question | Preparation:
+    rule, coded, target = asked["prepare"], asked["coded"], asked["scaled"]
     least = rule["min_count"] if rule["unknown"] == "other" else 0
     rare = {
         name: f"texts of which none has min_count={least} training rows"
         for name in coded
-        if name not in asked["listed"] and max(built[name]["counts"].values()) < least
+        if name not in asked["listed"] and max(totals[name]["counts"].values()) < least
     }
-    following = _leave_out(rare, {**asked, "columns": asked["order"]})
-    order, target = following["columns"], asked["scaled"]
-    plain = rule["scale"] is None and rule["missing"] in ("drop", "error")
-    numbers = [] if plain else [name for name in order if name not in coded]
-    numbers += [] if target is None else [target]
-    following |= {"order": order, "built": built, "columns": numbers}
-    if not numbers:
-        return _finish(following)
-    centres = {name: built[name]["mean"] for name in numbers}
-    return {**following, "stage": "squares", "centres": centres}
+    for name in totals.keys() - coded:
+        totals[name]["mean"] = totals[name]["sum"] / totals[name]["count"]
+    following = {**_leave_out(rare, asked), "stage": "squares", "built": totals}
+    plain = rule["scale"] is None and rule["missing"] not in FILLED
+    numbers = [] if plain else [name for name in following["features"] if name not in coded]
+    following["columns"] = numbers if target is None else [*numbers, target]
+    return following if following["columns"] else _finish(following)
 
 
-def _after_squares(asked: Question, answers: Answers) -> Preparation:
+def _after_squares(
+    asked: Question, totals: Mapping[str, Mapping[str, float]], answers: Answers
+) -> Preparation:
     built = {name: dict(told) for name, told in asked["built"].items()}
-    for name in asked["columns"]:
-        told = built[name]
-        count, apart = told["count"], _total(answers, name, "apart")
-        told["mean"] += apart / count  # what rounding took from the first sum
-        spread = _total(answers, name, "squares") - apart**2 / count
-        told["deviation"] = _not_tiny(math.sqrt(max(spread, 0.0) / count), told["mean"])
-        if asked["prepare"]["per_client"] and name != asked["scaled"]:
-            told["alone"] = {c: answer[name].get("alone") for c, answer in answers.items()}
+    for name, told in totals.items():
+        found, count = built[name], built[name]["count"]
+        found["mean"] += told["apart"] / count  # what rounding took from the first sum
+        spread = told["squares"] - told["apart"] ** 2 / count
+        found["deviation"] = _not_tiny(math.sqrt(max(spread, 0.0) / count), found["mean"])
+        if asked["prepare"]["per_client"]:
+            found["alone"] = {client: a[name].get("alone") for client, a in answers.items()}
     return _finish({**asked, "built": built})
-
-
-def _total(answers: Answers, name: str, key: str) -> Any:
-    values = [told[name][key] for told in answers.values()]
-    return math.fsum(values) if any(isinstance(v, float) for v in values) else sum(values)
 
 
 def _finish(asked: Question) -> Preparation:
     columns = [
         _make_categories(name, asked) if name in asked["coded"] else _make_number(name, asked)
-        for name in asked["order"]
+        for name in asked["features"]
     ]
-    target, rule = dict(asked["target"]), asked["prepare"]
-    if target["classes"] is not None:
-        target["classes"] = tuple(target["classes"])
+    target, rule, classes = dict(asked["target"]), asked["prepare"], asked["target"]["classes"]
+    target["classes"] = None if classes is None else tuple(classes)
     if asked["scaled"] is not None:
         told = asked["built"][target["name"]]
         target |= {"centre": told["mean"], "scale": told["deviation"] or 1.0}
@@ -342,7 +331,7 @@ def _finish(asked: Question) -> Preparation:
 
 def _make_number(name: str, asked: Question) -> NumberColumn:
     told, rule = asked["built"][name], asked["prepare"]
-    fill = told["mean"] if rule["missing"] in ("mean", "indicator") else None
+    fill = told["mean"] if rule["missing"] in FILLED else None
     scaled = rule["scale"] is not None
     centre, scale = (told["mean"], told["deviation"] or 1.0) if scaled else (0.0, 1.0)
     scales = tuple(
@@ -351,8 +340,8 @@ def _make_number(name: str, asked: Question) -> NumberColumn:
         else (client, centre, scale, fill)
         for client, mine in told.get("alone", {}).items()
     )
-    marked = rule["missing"] == "indicator" and told["gaps"] > 0
-    return NumberColumn(name, fill, centre, scale, marked, scales, _gaps(name, asked))
+    marked, gaps = rule["missing"] == "indicator" and told["gaps"] > 0, asked["gaps"].get(name)
+    return NumberColumn(name, fill, centre, scale, marked, scales, gaps or "empty")
 
 
 def _make_categories(name: str, asked: Question) -> CategoryColumn:
@@ -361,7 +350,7 @@ def _make_categories(name: str, asked: Question) -> CategoryColumn:
     least = 1 if strict else rule["min_count"]
     kept = sorted(t for t, n in told["counts"].items() if n >= least and (strict or t != OTHER))
     pooled = len(kept) < len(told["counts"])
-    marked = rule["missing"] in ("mean", "indicator") and told["gaps"] > 0
+    marked = rule["missing"] in FILLED and told["gaps"] > 0
     return CategoryColumn(name, tuple(kept), pooled, rule["unknown"], marked)
 
 
@@ -370,11 +359,9 @@ def _make_categories(name: str, asked: Question) -> CategoryColumn:
 
 def describe_target(name: str, values: Sequence[Any], task: str | None = None) -> dict[str, Any]:
     """Return what one client tells of its targets: of which kind they are, and which labels."""
-    where = f"Column {name!r}"
-    try:
-        values = list({(type(v), v): v for v in values}.values())
-    except TypeError:
-        raise DataError(f"{where} must hold text or numbers, one in a row.") from None
+    where, look = f"Column {name!r}", look_at(values)
+    if look.kind == "other":
+        raise DataError(f"{where} must hold text or numbers, one in a row.")
     numbers = to_numbers(values) if task == "regression" else to_amounts(values)
     if task == "regression" and numbers is None:
         odd = next(v for v in values if to_numbers([v]) is None)
@@ -383,19 +370,18 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
     if task == "regression" or (numbers is not None and not whole and task is None):
         read_numbers(name, values)  # refuses infinities
         return {"numeric": True, "whole": False, "labels": []}
+    if numbers is None and task is None:
+        _refuse_commas(name, values)
+        if look.kind == "mixed":
+            number, odd = look.examples
+            raise DataError(
+                f"{where} holds numbers and {'dates' if is_date(odd) else 'text'}, e.g. "
+                f"{number!r} and {odd!r:.60}; correct the odd ones (leave them empty if not "
+                "known), or set task='classification' if all of them are classes."
+            )
     if numbers is not None and whole:
-        labels = [str(v) for v in sorted({int(v) for v in numbers.tolist()})]
+        labels = [str(int(v)) for v in np.unique(numbers).tolist()]
     else:
-        if numbers is None and task is None:
-            _refuse_commas(name, values)
-            look = look_at(values)
-            if look.kind == "mixed":
-                number, odd = look.examples
-                raise DataError(
-                    f"{where} holds numbers and {'dates' if is_date(odd) else 'text'}, e.g. "
-                    f"{number!r} and {odd!r:.60}; correct the odd ones (leave them empty if not "
-                    "known), or set task='classification' if all of them are classes."
-                )
         labels = sorted({name_category(v) for v in values})
     return {"numeric": numbers is not None, "whole": whole, "labels": labels}
 

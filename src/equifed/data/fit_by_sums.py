@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -27,26 +28,22 @@ from equifed.data.preparation import OTHER, Preparation
 from equifed.data.split import DataError
 
 Vector = NDArray[np.float64]
-Add = Callable[[Question], Vector]
-"""Asks every client and returns the sum of the vectors of their answers."""
+Add = Callable[[Question], Vector]  # the sum of the vectors of all clients' answers
 
 Collect = Callable[[Question], Sequence[Mapping[str, Sequence[str]]]]
 """Asks every client for names of categories, by column."""
 
 BUCKETS = 4096
-BASE = 12
-"""Bits of a digit."""
+BASE = 12  # bits of a digit
 
-WIDTH: dict[type, int] = {int: 4, float: 175}
-"""Digits of a count, and of a float."""
+COUNT, NUMBER = 4, 175  # digits of a count, and of a float
 
-MOST_NAMES = 5000
-"""Categories of one column that a client names at most."""
+MOST_NAMES = 5000  # categories of one column that a client names at most
 
-LAYOUT: dict[str, dict[str, type]] = {
-    "kinds": dict.fromkeys(KINDS, int),
-    "sums": {"count": int, "gaps": int, "sum": float},
-    "squares": {"apart": float, "squares": float},
+LAYOUT: dict[str, dict[str, int]] = {
+    "kinds": dict.fromkeys(KINDS, COUNT),
+    "sums": {"count": COUNT, "gaps": COUNT, "sum": NUMBER},
+    "squares": {"apart": NUMBER, "squares": NUMBER},
 }
 
 
@@ -73,11 +70,11 @@ def _count_categories(
     rule, coded = asked["prepare"], asked["coded"]
     least = 1 if rule["unknown"] == "error" else int(rule["min_count"])
     heavy = {c: [b for b, n in enumerate(total[c]["buckets"]) if n >= least] for c in coded}
-    more = {"columns": coded, "heavy": heavy}
-    found = collect({**asked, **more, "stage": "names"})
+    asked = {**asked, "columns": coded, "heavy": heavy}
+    found = collect({**asked, "stage": "names"})
     names = {c: sorted({text for told in found for text in told[c]}) for c in coded}
-    asked_counts = {**asked, **more, "stage": "counts", "names": names}
-    counted = from_vector(asked_counts, add(asked_counts))
+    asked |= {"stage": "counts", "names": names}
+    counted = from_vector(asked, add(asked))
     for column in coded:
         pairs = zip(names[column], counted[column]["counts"], strict=True)
         counts = {text: n for text, n in pairs if n >= least}
@@ -91,49 +88,43 @@ def _count_categories(
 
 def measure_vector(asked: Question) -> int:
     """Return the length of an answer's vector."""
-    return sum(
-        count * WIDTH[kind]
-        for column in asked["columns"]
-        for _, kind, count in _lay_out(asked, column)
-    )
+    return sum(count * width for c in asked["columns"] for _, width, count in _lay_out(asked, c))
 
 
 def to_vector(asked: Question, answer: Mapping[str, Mapping[str, Any]]) -> Vector:
     """Return one client's answer as a vector of whole numbers."""
-    parts: list[int] = []
+    digits: list[int] = []
     for column in asked["columns"]:
         told = answer[column]
-        for key, kind, count in _lay_out(asked, column):
+        for key, width, _ in _lay_out(asked, column):
             if key == "buckets":
-                values = _fill_buckets(asked, column, told["counts"])
+                filled = Counter[int]()
+                for text, count in told["counts"].items():
+                    filled[_find_bucket(asked, column, text)] += count
+                values = [filled[bucket] for bucket in range(BUCKETS)]
             elif key == "counts":
                 values = [told["counts"].get(text, 0) for text in asked["names"][column]]
             else:
                 values = [told[key]]
-            assert len(values) == count
-            parts += [d for v in values for d in (split_exactly(v) if kind is float else _split(v))]
-    return np.array(parts, dtype=np.float64)
+            split = split_count if width == COUNT else split_exactly
+            digits += [digit for value in values for digit in split(value)]
+    return np.array(digits, dtype=np.float64)
 
 
 def from_vector(asked: Question, total: Vector) -> dict[str, dict[str, Any]]:
     """Return the answer of all clients together from the sum of their vectors."""
     if total.shape != (measure_vector(asked),) or not (total == np.rint(total)).all():
         raise DataError("The sum of the clients' answers is not made of whole numbers.")
-    at, out = 0, {}
+    at, out = 0, dict[str, dict[str, Any]]()
     for column in asked["columns"]:
-        told: dict[str, Any] = {}
-        for key, kind, count in _lay_out(asked, column):
-            end = at + count * WIDTH[kind]
-            rows = total[at:end].reshape(count, WIDTH[kind])
-            at = end
-            if kind is float:
-                told[key] = join_exactly(rows[0].tolist())
-                continue
-            values = (rows.astype(np.int64) @ (1 << BASE * np.arange(WIDTH[int]))).tolist()
-            if min(values, default=0) < 0:
+        out[column] = {}
+        for key, width, count in _lay_out(asked, column):
+            rows = total[at : at + count * width].reshape(count, width).tolist()
+            at += count * width
+            values = [(join_count if width == COUNT else join_exactly)(row) for row in rows]
+            if width == COUNT and min(values, default=0) < 0:
                 raise DataError(f"Column {column!r}: {key} of all clients is {min(values)}.")
-            told[key] = values if key in ("buckets", "counts") else values[0]
-        out[column] = told
+            out[column][key] = values if key in ("buckets", "counts") else values[0]
     return out
 
 
@@ -152,44 +143,43 @@ def find_names(asked: Question, answer: Mapping[str, Mapping[str, Any]]) -> dict
     return out
 
 
+def split_count(whole: int, width: int = COUNT) -> list[int]:
+    """Return the digits of a whole number, lowest first, all with its sign."""
+    sign, whole = (-1 if whole < 0 else 1), abs(whole)
+    return [sign * (whole >> BASE * k & (1 << BASE) - 1) for k in range(width)]
+
+
+def join_count(digits: Sequence[float]) -> int:
+    """Return the whole number that digits, or sums of them, stand for."""
+    return sum(int(digit) << BASE * k for k, digit in enumerate(digits))
+
+
 def split_exactly(value: float) -> list[int]:
     """Return the digits of a finite float, lowest first, all with its sign.
 
     >>> join_exactly([a + b for a, b in zip(split_exactly(0.1), split_exactly(0.2))])
     0.30000000000000004
     """
-    return _split(int(Fraction(value) * 2**1074), WIDTH[float])
+    return split_count(int(Fraction(value) * 2**1074), NUMBER)
 
 
-def join_exactly(digits: Sequence[int]) -> float:
+def join_exactly(digits: Sequence[float]) -> float:
     """Return the float nearest to the number that digits, or sums of them, stand for."""
-    whole = sum(int(digit) << BASE * k for k, digit in enumerate(digits))
+    whole = join_count(digits)
     try:
         return float(Fraction(whole, 2**1074))
     except OverflowError:
         return math.copysign(math.inf, whole)
 
 
-def _split(whole: int, width: int = WIDTH[int]) -> list[int]:
-    sign, whole = (-1 if whole < 0 else 1), abs(whole)
-    return [sign * (whole >> BASE * k & (1 << BASE) - 1) for k in range(width)]
-
-
-def _lay_out(asked: Question, column: str) -> list[tuple[str, type, int]]:
-    """Return the entries of an answer about one column: key, kind and how many."""
+def _lay_out(asked: Question, column: str) -> list[tuple[str, int, int]]:
+    """Return the entries of an answer about one column: key, digits and how many."""
     stage = asked["stage"]
     if stage == "counts":
-        return [("counts", int, len(asked["names"][column]))]
+        return [("counts", COUNT, len(asked["names"][column]))]
     if stage == "sums" and column in asked["coded"]:
-        return [("gaps", int, 1), ("buckets", int, BUCKETS)]
-    return [(key, kind, 1) for key, kind in LAYOUT[stage].items()]
-
-
-def _fill_buckets(asked: Question, column: str, counts: Mapping[str, int]) -> list[int]:
-    filled = [0] * BUCKETS
-    for text, count in counts.items():
-        filled[_find_bucket(asked, column, text)] += count
-    return filled
+        return [("gaps", COUNT, 1), ("buckets", COUNT, BUCKETS)]
+    return [(key, width, 1) for key, width in LAYOUT[stage].items()]
 
 
 def _find_bucket(asked: Question, column: str, text: str) -> int:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equifed.data.columns import (
     Columns,
     Look,
     blank,
-    count_mixture,
     judge_mixture,
     look_at,
     name_categories,
@@ -22,22 +20,20 @@ from equifed.data.columns import (
     to_numbers,
 )
 from equifed.data.fit import combine_targets, describe_target
-from equifed.data.split import DataError, Task, refuse
+from equifed.data.split import DataError, Task, refuse, refuse_any
 
-CLIENTS = (
+CLIENTS = (  # words in the name of the column that tells the clients, likeliest first
     *("client", "site", "hospital", "clinic", "centre", "center", "institution", "institute"),
     *("organisation", "organization", "participant", "silo", "party", "node", "bank", "branch"),
     *("school", "store", "shop", "factory", "plant", "country", "region", "state", "district"),
     *("city", "station", "device", "writer", "user", "owner", "source", "cohort", "group"),
 )
-"""Words in the name of the column that tells the clients, likeliest first."""
 
-TARGETS = (
+TARGETS = (  # words in the name of the column to predict, likeliest first
     *("target", "label", "class", "outcome", "y", "result", "response", "diagnosis", "disease"),
     *("ill", "died", "death", "dead", "mortality", "survived", "survival", "readmitted", "event"),
     *("churn", "default", "fraud", "income", "price", "score", "status"),
 )
-"""Words in the name of the column to predict, likeliest first."""
 
 PEOPLE = ("patient", "subject", "person", "individual", "case", "customer", "user", "animal")
 IDENTIFIERS = (
@@ -46,11 +42,10 @@ IDENTIFIERS = (
 )
 MOST_CLIENTS, MOST_NUMBERS = 2000, 10
 MOST_GROUPS = 20  # values of a column by which metrics can reasonably be reported
-PAIRS = 5
-"""How many more equal pairs must be expected than there are before that tells an identifier."""
+PAIRS = 5  # more equal pairs must be expected than there are before that tells an identifier
 SHOWN = 1000  # rows that show of nearly every column that it does not tell the class
 FEW = 10  # fewer rows tell nothing about a column; texts with fewer may be too few for a category
-NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})")
+NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*(\d[\d.,'\s]*)\s*(%|[^\W\d]{0,4})")
 """A number with a sign, thousands or a unit around it."""
 
 
@@ -98,23 +93,19 @@ def guess_columns(
 ) -> Guess:  # fmt: skip
     """Return what the other columns are; ``coded`` are categories, ``numeric`` are numbers."""
     refuse_absent((client, target, *coded, *numeric), columns)
-    blanked = {name: blank(columns[name], "texts") for name in numeric}
-    columns = Columns({**columns, **blanked})
-    known = {} if looks is None else looks
-    looks = {
-        name: known[name] if name in known and name not in blanked else look_at(values)
-        for name, values in columns.items()
-    }
-    if looks[target].different < 2:
-        raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
-    if _all_different(columns[client]):
-        raise DataError(
-            f"Column {client!r} has a value of its own in each of {looks[client].count} rows: it "
-            "tells rows, not clients; name the column that says whose row it is."
-        )
+    columns = Columns({**columns, **{name: blank(columns[name], "texts") for name in numeric}})
+    known = {} if looks is None else {n: look for n, look in looks.items() if n not in numeric}
+    looks = {name: known.get(name) or look_at(values) for name, values in columns.items()}
+    refuse_any(
+        (looks[target].different < 2,
+         f"Column {target!r} has fewer than two different values: nothing to learn."),
+        (looks[client].different == looks[client].count >= FEW,
+         f"Column {client!r} has a value of its own in each of {looks[client].count} rows: it "
+         "tells rows, not clients; name the column that says whose row it is."),
+    )  # fmt: skip
     task = guess_task(target, columns[target])
     if task == "classification":
-        refuse_single_rows(target, columns[target])
+        refuse_single_rows(target, looks[target])
     others = {name: look for name, look in looks.items() if name not in (client, target)}
     reasons = {
         name: None if name in (*coded, *numeric) else _reason(name, look, columns[name])
@@ -133,23 +124,13 @@ def guess_columns(
         (name for name in numeric if looks[name].kind not in ("numbers", "whole")),
         lambda name: f"Column {name!r} is named as numeric and holds no numbers; leave it out.",
     )
-    mixed = {
-        n: str(judge_mixture(count_mixture(columns[n])))
-        for n in kept
-        if looks[n].kind == "mixed" and n not in coded
-    }
-    remarks = [_describe_mixture(n, looks[n], kind) for n, kind in mixed.items()]
-    coded = [*coded, *(n for n, kind in mixed.items() if kind == "category")]
-    numeric = [*numeric, *(n for n, kind in mixed.items() if kind == "numbers")]
-    remarks += [
-        f"{n}: {looks[n].different} different whole numbers, taken as amounts; if they are codes, "
-        "list the column in categorical"
-        for n in kept
-        if looks[n].kind == "whole"
-        and 3 <= looks[n].different <= MOST_NUMBERS
-        and n not in (*coded, *numeric)
-    ]
-    remarks += _find_remarks(columns, looks, (client, *kept, target))
+    mixed = [n for n in kept if looks[n].kind == "mixed" and n not in coded]
+    taken = {name: judge_mixture(looks[name].mixture) for name in mixed}
+    coded = [*coded, *(n for n, kind in taken.items() if kind == "category")]
+    numeric = [*numeric, *(n for n, kind in taken.items() if kind == "numbers")]
+    amounts = [n for n in kept if n not in (*coded, *numeric)]
+    remarks = [_describe_mixture(name, looks[name], name in coded) for name in mixed]
+    remarks += _find_remarks(columns, looks, (client, *kept, target), amounts)
     if task == "classification":
         remarks += find_leaks(columns, kept, target)
     return Guess(
@@ -160,10 +141,16 @@ def guess_columns(
 
 
 def _find_remarks(
-    columns: Columns, looks: Mapping[str, Look], names: Sequence[str]
+    columns: Columns, looks: Mapping[str, Look], names: Sequence[str], amounts: Sequence[str]
 ) -> Iterator[str]:
     """Say what a person should know about the client, the features and the target."""
     client, *features, target = names
+    for name in amounts:
+        if looks[name].kind == "whole" and 3 <= looks[name].different <= MOST_NUMBERS:
+            yield (
+                f"{name}: {looks[name].different} different whole numbers, taken as amounts; if "
+                "they are codes, list the column in categorical"
+            )
     for name in features:
         if looks[name].gaps:
             yield f"{name}: {looks[name].gaps} gaps ({looks[name].gaps / len(columns[name]):.0%})"
@@ -179,21 +166,19 @@ def _find_remarks(
 
 def guess_task(target: str, values: list[Any]) -> Task:
     """Return the task; whole numbers that could be either are taken as values."""
-    present = [v for v in values if v is not None]
-    told = describe_target(target, present)
+    told = describe_target(target, [v for v in values if v is not None])
     try:
-        found = combine_targets(target, {"": told})
+        values_told = combine_targets(target, {"": told}).classes is None
     except DataError:
-        return "regression"  # more than 20 whole numbers, or with gaps between them
-    return "regression" if found.classes is None else "classification"
+        values_told = True  # more than 20 whole numbers, or with gaps between them
+    return "regression" if values_told else "classification"
 
 
 def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
     """Say why a column is not a feature, if it is none."""
     texts = look.kind == "texts"
-    disguised = (
-        describe_numbers_as_text(values) if texts and look.different > MOST_NUMBERS else None
-    )
+    many = texts and look.different > MOST_NUMBERS
+    disguised = describe_numbers_as_text(values) if many else None
     rows = f"{look.different} different values in {look.count} rows"
     cases = (
         (disguised is not None, disguised),
@@ -202,7 +187,7 @@ def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
         (look.kind == "dates", "dates: turn them into days since a first day, a year or a month to "
          "use them"),
         (look.kind == "other", "neither numbers nor text"),
-        (look.kind == "mixed" and judge_mixture(count_mixture(values)) is None,
+        (look.kind == "mixed" and judge_mixture(look.mixture) is None,
          f"numbers and text, such as {' and '.join(map(repr, look.examples))}: correct it, or use "
          f"--numeric {name} (text is gaps) or --categorical {name}, to use it"),
         (is_identifier(name, look), f"an identifier: {rows}"),
@@ -213,10 +198,9 @@ def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
     return next((told for holds, told in cases if holds), None)
 
 
-def _describe_mixture(name: str, look: Look, kind: str) -> str:
+def _describe_mixture(name: str, look: Look, coded: bool) -> str:
     """Say what a column with numbers and text is taken for, and how to have it otherwise."""
-    other = "categorical" if kind == "numbers" else "numeric"
-    taken = "numbers with gaps" if kind == "numbers" else "a category"
+    taken, other = ("a category", "numeric") if coded else ("numbers with gaps", "categorical")
     examples = " and ".join(map(repr, look.examples))
     return f"{name}: holds {examples}, taken as {taken}; list it in {other} to treat it otherwise"
 
@@ -278,13 +262,13 @@ def _words(name: str) -> set[str]:
 
 def describe_numbers_as_text(values: Sequence[Any]) -> str | None:
     """Say that texts are numbers in disguise, if they are."""
-    texts = [v for v in values if isinstance(v, str)]
-    if not texts or not all(NUMBER_AS_TEXT.fullmatch(t) for t in texts):
+    found = [NUMBER_AS_TEXT.fullmatch(v) for v in values if isinstance(v, str)]
+    first = found[0] if found else None
+    if first is None or not all(found):
         return None
-    found = re.search(r"\d[\d.,'\s]*", texts[0])
-    plain = re.sub(r"[,'\s]", "", found[0] if found else "")
+    plain = re.sub(r"[,'\s]", "", first[1])
     return (
-        f"numbers written as text, such as {texts[0]!r}: write them plainly ({plain}) to use them"
+        f"numbers written as text, such as {first[0]!r}: write them plainly ({plain}) to use them"
     )
 
 
@@ -304,58 +288,46 @@ def find_spellings(name: str, values: Sequence[Any]) -> list[str]:
 def find_leaks(columns: Mapping[str, list[Any]], used: Sequence[str], target: str) -> list[str]:
     """Name features that alone tell the class of every row, as a code of the outcome does."""
     classes = name_categories(columns[target])
-    number = {name: k for k, name in enumerate(dict.fromkeys(classes))}
-    codes = np.array([number[name] for name in classes])
-    codes[[name is None for name in classes]] = -1
     return [
         f"{name}: predicts {target} of every row by itself; if it is known only afterwards, leave "
         "it out"
         for name in used
-        if _tells(columns[name], codes)
+        if _tells(columns[name], classes)
     ]
 
 
-def _tells(values: Sequence[Any], codes: NDArray[np.int64]) -> bool:
-    """Tell whether values determine the class of their rows; -1 is no class."""
-    some = codes[:SHOWN]
-    if (some >= 0).any() and not _separates(values[:SHOWN], some):
+def _tells(values: Sequence[Any], classes: Sequence[str | None]) -> bool:
+    """Tell whether values determine the class of their rows; None is no class."""
+    if not _separates(values[:SHOWN], classes[:SHOWN]):
         return False  # nor do all rows
-    known = (codes >= 0) & np.array([v is not None for v in values])
-    several = len(np.unique(codes[known])) > 1 and np.count_nonzero(known) >= FEW
-    return bool(several) and _separates(values, codes, few=True)
+    rows = zip(values, classes, strict=True)
+    known = [c for v, c in rows if v is not None and c is not None]
+    several = len(set(known)) > 1 and len(known) >= FEW
+    return several and _separates(values, classes, most=len(known) // 4)
 
 
-def _separates(values: Sequence[Any], codes: NDArray[np.int64], *, few: bool = False) -> bool:
+def _separates(values: Sequence[Any], classes: Sequence[str | None], *, most: int = SHOWN) -> bool:
     """Tell whether no value has two classes, and numbers have every class in one stretch."""
-    rows = zip(values, codes.tolist(), strict=True)
-    pairs = [(v, c) for v, c in rows if v is not None and c >= 0]
+    rows = zip(values, classes, strict=True)
+    pairs = [(v, c) for v, c in rows if v is not None and c is not None]
     cells, known = [v for v, _ in pairs], np.array([c for _, c in pairs])
     numbers = to_numbers(cells)
-    if numbers is not None:
-        order = np.argsort(numbers, kind="stable")
-        ends = np.flatnonzero(np.diff(known[order]))
-        apart = numbers[order[ends]] < numbers[order[ends + 1]]
-        return len(ends) == max(len(np.unique(known)), 1) - 1 and bool(apart.all())
-    texts = name_categories(cells)
-    different = len(set(texts))
-    # many texts tell their rows, not the class
-    return len({*zip(texts, known.tolist(), strict=True)}) == different and (
-        not few or different <= len(pairs) // 4
-    )
+    if numbers is None:
+        texts = name_categories(cells)
+        different = len(set(texts))  # many texts tell their rows, not the class
+        return len({*zip(texts, known.tolist(), strict=True)}) == different <= most
+    order = np.argsort(numbers, kind="stable")
+    numbers, known = numbers[order], known[order]
+    ends = np.flatnonzero(known[1:] != known[:-1])
+    apart = bool((numbers[ends] < numbers[ends + 1]).all())
+    return apart and len(ends) == max(len(np.unique(known)), 1) - 1
 
 
-def refuse_single_rows(name: str, values: Sequence[Any]) -> None:
+def refuse_single_rows(name: str, look: Look) -> None:
     """Refuse a column of texts as a target when no two rows agree: there is nothing to learn."""
-    texts = _all_different(values)
-    if texts:
+    if look.different == look.count >= FEW:
         raise DataError(
-            f"Column {name!r} has {len(texts)} different values in {len(texts)} rows (such as "
-            f"{texts[0]!r}), so no class is there twice: name another target, or turn it into a "
-            "number or a few classes."
+            f"Column {name!r} has {look.count} different values in {look.count} rows (such as "
+            f"{look.examples[0]!r}), so no class is there twice: name another target, or turn it "
+            "into a number or a few classes."
         )
-
-
-def _all_different(values: Sequence[Any]) -> list[str]:
-    """Return the texts of a column of which none is there twice; nothing otherwise."""
-    texts = [t for t in name_categories(values) if t is not None]
-    return texts if len(texts) >= FEW and len(set(texts)) == len(texts) else []

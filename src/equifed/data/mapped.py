@@ -5,34 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
-from typing_extensions import override
 
 from equifed.data.federation import Federation
 from equifed.data.fields import Layout, compare_layouts, find_fields, pack
-from equifed.data.split import Array, DataError, Split, check_names
+from equifed.data.split import Array, DataError, Split
 
 INDEX = "federation.json"
 FORMAT = 1
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class MappedFederation(Federation):
-    """A federation whose samples are in files; they were checked when they were written."""
-
-    sha256: str = ""
-
-    @override
-    def __post_init__(self) -> None:
-        check_names(self.names, self.classes, self.class_names)
-
-    @override
-    def checksum(self) -> str:
-        return self.sha256
 
 
 class FederationWriter:
@@ -119,16 +102,21 @@ class FederationWriter:
             return
         if self._first is None:
             raise DataError("A federation needs clients; none was added.")
-        arrays = {
-            name: {"dtype": str(array.dtype), "shape": list(array.shape[1:])}
-            for name, array in _list_arrays(self._first).items()
-        }
-        sizes = {k: [mine[k] for mine in self._sizes.values()] for k in self._first.splits()}
-        told = {"format": FORMAT, **self._about, "clients": list(self._sizes), "sizes": sizes}
-        if (layout := self._first.layout) is not None:
-            told |= {"layout": layout.to_json()}
+        layout, arrays = self._first.layout, _list_arrays(self._first)
+        if layout is not None:
             self._digest.update(repr(layout).encode())
-        told |= {"arrays": arrays, "sha256": self._digest.hexdigest()}
+        told = {
+            "format": FORMAT,
+            **self._about,
+            "clients": list(self._sizes),
+            "sizes": {k: [mine[k] for mine in self._sizes.values()] for k in self._first.splits()},
+            **({} if layout is None else {"layout": layout.to_json()}),
+            "arrays": {
+                name: {"dtype": str(array.dtype), "shape": list(array.shape[1:])}
+                for name, array in arrays.items()
+            },
+            "sha256": self._digest.hexdigest(),
+        }
         (self._folder / INDEX).write_text(json.dumps(told) + "\n")
 
 
@@ -141,7 +129,7 @@ def _list_arrays(federation: Federation) -> dict[str, Array]:
     }
 
 
-def open_federation(path: str | Path) -> MappedFederation:
+def open_federation(path: str | Path) -> Federation:
     """Open the folder that a :class:`FederationWriter` wrote, without reading the samples.
 
     >>> import tempfile
@@ -158,7 +146,7 @@ def open_federation(path: str | Path) -> MappedFederation:
             raise DataError(f"{folder / INDEX} has format {told['format']}, known is {FORMAT}.")
         splits: dict[str, Any] = {k: _open_split(folder, k, told) for k in told["sizes"]}
         names, shown = tuple(map(str, told["clients"])), tuple(map(str, told["class_names"]))
-        return MappedFederation(
+        return Federation(
             str(told["name"]), names, classes=told["classes"], class_names=shown,
             source={"folder": folder.name}, sha256=str(told["sha256"]),
             layout=Layout.from_json(told.get("layout")), **splits,

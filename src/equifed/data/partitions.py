@@ -35,10 +35,10 @@ class Partition(ABC):
 
     def require(self, labels: Labels, clients: int, samples: int) -> None:
         """Refuse fewer than one client, or a pool with fewer samples than are needed."""
-        if clients < 1:
-            raise DataError(f"{type(self).__name__} needs at least 1 client, got {clients}.")
-        if len(labels) < samples:
-            raise DataError(f"{self} needs {samples} samples, got {len(labels)}.")
+        refuse_any(
+            (clients < 1, f"{type(self).__name__} needs at least 1 client, got {clients}."),
+            (len(labels) < samples, f"{self} needs {samples} samples, got {len(labels)}."),
+        )
 
 
 @dataclass(frozen=True)

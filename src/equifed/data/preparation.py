@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from equifed.data.columns import (
     Columns,
     Gaps,
+    are_whole,
     blank,
     clean_column,
     group_rows,
@@ -25,7 +26,7 @@ from equifed.data.columns import (
     read_numbers,
     to_numbers,
 )
-from equifed.data.split import Array, DataError, refuse, refuse_any, refuse_twice
+from equifed.data.split import Array, DataError, list_owners, refuse, refuse_any, refuse_twice
 
 Scale: TypeAlias = Literal["standard"]
 Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
@@ -141,13 +142,11 @@ class Target:
 
     def name_labels(self, values: Sequence[Any]) -> list[str]:
         """Return labels as class names are written: numbers alike, however they were typed."""
-        if not all(WHOLE.fullmatch(name) for name in self.classes or ()):
+        whole = all(WHOLE.fullmatch(name) for name in self.classes or ())
+        numbers = to_numbers(values) if whole else None
+        if numbers is None or not are_whole(numbers):
             return [name_category(v) for v in values]
-        numbers = [to_numbers([v]) for v in values]
-        return [
-            str(int(n[0])) if n is not None and float(n[0]).is_integer() else name_category(v)
-            for v, n in zip(values, numbers, strict=True)
-        ]
+        return [str(int(number)) for number in numbers.tolist()]
 
     def encode(self, cells: Sequence[Any]) -> Array:
         """Return labels 0..K - 1 (int64) of cleaned class names, or scaled values (float64)."""
@@ -331,7 +330,7 @@ class Preparation:
             Whose rows they are, where clients have scales of their own; by default the table's
             client column says it.
         """
-        columns, wanted = Columns(read_columns(table)), [column.name for column in self.columns]
+        columns, wanted = read_columns(table), [column.name for column in self.columns]
         refuse(
             (name for name in wanted if name not in columns),
             lambda name: (
@@ -339,12 +338,13 @@ class Preparation:
                 f"The model was trained on {', '.join(wanted[:20])}: add or rename it."
             ),
         )
-        for column in self.columns:
-            if isinstance(column, NumberColumn) and column.gaps != "empty":
-                columns[column.name] = blank(columns[column.name], column.gaps)
+        cells = {
+            c.name: blank(columns[c.name], c.gaps if isinstance(c, NumberColumn) else "empty")
+            for c in self.columns
+        }
         if self.missing in ("drop", "error"):
             refuse(
-                ((name, k) for name in wanted for k, v in enumerate(columns[name]) if v is None),
+                ((name, k) for name in wanted for k, v in enumerate(cells[name]) if v is None),
                 lambda gap: (
                     f"Column {gap[0]!r} lacks a value in row {gap[1] + 1}, and the model was "
                     f"trained with missing={self.missing!r}; fill it in, leave the row out, or "
@@ -352,7 +352,7 @@ class Preparation:
                 ),
             )
         owners = self._find_owners(columns, client)
-        return np.hstack([column.encode(columns[column.name], owners) for column in self.columns])
+        return np.hstack([column.encode(cells[column.name], owners) for column in self.columns])
 
     def encode_target(self, values: Any) -> NDArray[Any]:
         """Return labels 0..K - 1 (int64) of class names, or scaled values of a regression."""
@@ -375,10 +375,14 @@ class Preparation:
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
         bent = sum(len(getattr(column, "knots", ())) for column in self.columns)
         wide, now = len(self.columns), len(self.feature_names)
-        shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
-        target = "; target scaled to mean 0 and deviation 1" if self.target.is_scaled else ""
-        told = f"{shape}; numbers {scaled}{whose}; {filled}{target}"
-        return told + f"; {bent} bends" * (bent > 0)
+        told = [
+            f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}",
+            f"numbers {scaled}{whose}",
+            filled,
+            "target scaled to mean 0 and deviation 1" * self.target.is_scaled,
+            f"{bent} bends" * (bent > 0),
+        ]
+        return "; ".join(filter(None, told))
 
     # -- as JSON --------------------------------------------------------------------------------
 
@@ -417,12 +421,11 @@ class Preparation:
 
     def _find_owners(self, columns: Columns, client: str | None) -> list[Any]:
         """Return whose row each is, if that makes a difference."""
-        owners = np.full(columns.rows, client, dtype=object)
+        owners: list[Any] = [client] * columns.rows
         if not self.by_client:
-            return owners.tolist()
+            return owners
         if client is None and self.client is not None and self.client in columns:
-            for name, mine in group_rows(columns[self.client]).items():
-                owners[mine] = name
+            owners = list_owners(group_rows(columns[self.client])).tolist()
         scaled = (c.by_client for c in self.columns if isinstance(c, NumberColumn))
         known = {name for clients in scaled for name, *_ in clients}
         refuse(
@@ -432,7 +435,7 @@ class Preparation:
                 f"pass client=NAME, one of {', '.join(sorted(known)[:12])}."
             ),
         )
-        return owners.tolist()
+        return owners
 
 
 def digest_json(told: Any) -> str:

@@ -7,33 +7,22 @@ the same order and with the same draws. Nothing but answers to questions leaves 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from equifed.data.columns import Columns, find_categories, group_rows, naming, read_columns
 from equifed.data.federation import Federation
 from equifed.data.fit import Question, ask_kinds, describe_rows, describe_target
-from equifed.data.infer import find_misused_groups
 from equifed.data.preparation import NumberColumn, Preparation, Prepare, Target
-from equifed.data.split import MANY, DataError, Holdout, Labels, refuse_any, refuse_twice
-from equifed.data.table import (
-    TableRequest,
-    blank_texts,
-    choose_features,
-    divide_rows,
-    find_duplicates,
-    find_untested,
-    keep_rows,
-    prepare_clients,
-)
+from equifed.data.split import MANY, DataError, refuse, refuse_any, refuse_twice
+from equifed.data.table import TableRequest, TableRows, blank_texts, choose_features
 
 KINDS = ("numbers", "texts", "dates")
 
-STRETCH = 50.0
-"""Deviations of all rows that a site's rows lie from the mean, as a root of the mean of squares."""
+STRETCH = 50.0  # deviations of all rows that a site's rows lie from the mean (root of mean square)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +34,9 @@ class TableSettings(TableRequest):
     """
 
     client: str = "client"  # files need not have this column
-    task: Literal["classification", "regression"] | None = None
     class_names: tuple[str, ...] | None = None  # all classes in order; other labels are refused
     units: dict[str, str] | None = None  # of columns; a site whose file says another is refused
     dtype: Literal["float32", "float64"] = "float32"
-    holdout: Holdout = field(default_factory=Holdout)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,24 +48,18 @@ class TableSettings(TableRequest):
              "all; leave it out."),
             (names is not None and (values or len(names) < 2), "class_names are two or more, and "
              "go with neither classes nor a regression."),
-            (odd, f"units: the unit of {', '.join(map(repr, odd))} must be text."),
+            (odd, f"units: the unit of {', '.join(map(repr, odd))} must be text.")
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class SiteTable:
-    """The usable rows of one client's table, by agreed column name, with the split of each row.
+class SiteTable(TableRows):
+    """The usable rows of one client's table, by the column names that all clients agreed on."""
 
-    ``request`` is what all clients agreed on, ``features`` are the columns that features come from,
-    ``told`` says what became of rows that could not be used.
-    """
-
-    name: str
-    columns: Columns
-    part: Labels
-    request: TableRequest
-    features: tuple[str, ...]
-    told: tuple[str, ...] = ()
+    @property
+    def name(self) -> str:
+        """The client."""
+        return next(iter(self.owners))
 
     @classmethod
     def read(
@@ -87,7 +68,7 @@ class SiteTable:
         name: str,
         request: TableRequest,
         titles: Mapping[str, str] | None = None,
-    ) -> SiteTable:
+    ) -> Self:
         """Read a table as :meth:`equifed.Federation.from_table` takes it.
 
         A column with the client's name is not needed, and refused if it names others; ``titles``
@@ -96,24 +77,20 @@ class SiteTable:
         with naming(name):
             columns = _rename(_read_file(table), titles or {})
             _refuse_absent(columns, request)
-            columns = blank_texts(_name_owner(columns, name, str(request.client)), request)
-            wanted = choose_features(columns, request)
-            columns, _, told = keep_rows(columns, wanted, request)
-            owners = {name: np.arange(columns.rows)}
-            part = divide_rows(columns, owners, request)
-        if not (part == "train").any():
+            columns = blank_texts(_name_owner(columns, name, request.client), request)
+            made = cls.keep(columns, choose_features(columns, request), request)
+        if "train" not in made.part:
             no_rows = "has no training rows; give it some."
             raise DataError(f"Client {name!r} {no_rows}", f"it {no_rows}")
-        told += find_untested(owners, part, request.holdout)
-        told += find_misused_groups(columns, request.report_by, request.keep_together)
         agreed = {*request.prepare.listed, *request.prepare.numeric}
-        coded = [c for c in find_categories(table) if c in wanted and c not in agreed]
-        if coded:
-            raise DataError(
-                f"Client {name!r}: the data frame says that {coded[0]!r} is a category, which "
-                "other sites do not know; list such columns in prepare.categorical, for all."
-            )
-        return cls(name, columns, part, request, tuple(wanted), tuple(told))
+        refuse(
+            (c for c in find_categories(table) if c in made.features and c not in agreed),
+            lambda c: (
+                f"Client {name!r}: the data frame says that {c!r} is a category, which other sites "
+                "do not know; list such columns in prepare.categorical, for all."
+            ),
+        )
+        return replace(made, told=(*made.told, *made.find_remarks()))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -130,8 +107,7 @@ class SiteTable:
         """Return every feature column with its kind: numbers, texts, dates or empty."""
         asked = ask_kinds(self.features, Target(self.request.target), self.request.prepare)
         found = describe_rows(self.take(self.features, "train"), asked, self.name)
-        kinds = {c: next((k for k in KINDS if told[k]), "empty") for c, told in found.items()}
-        return [[name, kinds[name]] for name in self.features]
+        return [[c, next((k for k in KINDS if told[k]), "empty")] for c, told in found.items()]
 
     def describe_target(self) -> dict[str, Any]:
         """Return of which kind the targets are, and which labels there are.
@@ -150,31 +126,21 @@ class SiteTable:
         agreed = [*self.features]
         if asked["stage"] in ("sums", "squares") and self.request.prepare.target_scale is not None:
             agreed.append(self.request.target)
-        strange = [name for name in asked["columns"] if name not in agreed]
-        if strange:
-            raise DataError(
-                f"Client {self.name!r}: {strange[0]!r} is not a feature that was agreed."
-            )
+        refuse(
+            (c for c in asked["columns"] if c not in agreed),
+            lambda c: f"Client {self.name!r}: {c!r} is not a feature that was agreed.",
+        )
         return describe_rows(self.take(asked["columns"], "train"), asked, self.name)
 
     def take(self, names: Iterable[str], split: str) -> Columns:
         """Return columns of the rows of one split."""
-        return self.columns.take(np.flatnonzero(self.part == split), names)
+        return self.take_split(names, split)[self.name]
 
     def prepare(self, fitted: Preparation, dtype: str = "float32") -> Federation:
         """Return the federation of this client alone, its rows prepared."""
-        owners = {self.name: np.arange(len(self.part))}
-        made = prepare_clients(self.columns, owners, self.part, fitted, self.request.report_by)
         about = {"preparation": fitted.describe()}
-        federation = Federation.from_clients(**made, name="your data", dtype=dtype, source=about)
-        return replace(federation, preparation=fitted)
-
-    def find_duplicates(self, fitted: Preparation) -> list[str]:
-        """Say whether held-out rows equal training rows."""
-        owners = {self.name: np.arange(len(self.part))}
-        names = [*(c.name for c in fitted.columns), self.request.target]
-        numbers = np.arange(len(self.part)) + 1
-        return find_duplicates(self.part, owners, [self.columns[c] for c in names], numbers)
+        made = Federation.from_clients(**self.make_clients(fitted), dtype=dtype, source=about)
+        return replace(made, preparation=fitted)
 
 
 def find_stretched(made: Federation, fitted: Preparation, agreed: Prepare) -> str:
@@ -225,16 +191,12 @@ def _refuse_absent(columns: Columns, request: TableRequest) -> None:
 def _rename(columns: Columns, titles: Mapping[str, str]) -> Columns:
     """Return the columns under their agreed names, in the order of the table."""
     for agreed, title in titles.items():
-        if title not in columns:
-            raise DataError(
-                f"The table has no column {title!r}, which the mapping says is {agreed!r}; it has "
-                f"{', '.join(columns)}."
-            )
-        if agreed in columns and agreed not in titles.values():
-            raise DataError(
-                f"The table has a column {agreed!r}, and the mapping says that {title!r} is it; "
-                "drop one of the two."
-            )
+        refuse_any(
+            (title not in columns, f"The table has no column {title!r}, which the mapping says is "
+             f"{agreed!r}; it has {', '.join(columns)}."),
+            (agreed in columns and agreed not in titles.values(), f"The table has a column "
+             f"{agreed!r}, and the mapping says that {title!r} is it; drop one of the two."),
+        )  # fmt: skip
     refuse_twice([*titles.values()], "The mapping names the column {!r} twice; use it once.")
     agreed_of = {title: agreed for agreed, title in titles.items()}
     return Columns({agreed_of.get(title, title): values for title, values in columns.items()})
@@ -245,10 +207,11 @@ def _name_owner(columns: Columns, name: str, client: str) -> Columns:
     if client not in columns:
         return Columns({client: [name] * columns.rows, **columns})
     given = [value for value in columns[client] if value is not None]
-    others = [who for who in group_rows(given, f"Column {client!r}") if who != name]
-    if others:
-        raise DataError(
-            f"Column {client!r} says {others[0]!r}, but this site is {name!r}; give the site's own "
-            "rows alone, or set its name."
-        )
+    refuse(
+        (who for who in group_rows(given, f"Column {client!r}") if who != name),
+        lambda who: (
+            f"Column {client!r} says {who!r}, but this site is {name!r}; give the site's own rows "
+            "alone, or set its name."
+        ),
+    )
     return Columns({**columns, client: [None if v is None else name for v in columns[client]]})

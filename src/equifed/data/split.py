@@ -22,10 +22,8 @@ TOKENS = np.dtype(np.int64)
 
 Task: TypeAlias = Literal["classification", "regression"]
 MANY = 20  # whole numbers with more different values than this may be values as well as classes
-RENAMED = {"group": "keep_together", "groups": "report_by"}
-"""Settings of a table under another name, by the name that they had."""
-MOST_CLASSES = 1_000_000
-"""A label beyond this is a mistake, not a class: every class is an output of the model."""
+RENAMED = {"group": "keep_together", "groups": "report_by"}  # settings of a table, by former name
+MOST_CLASSES = 1_000_000  # a label beyond this is a mistake: every class is a model output
 
 
 class DataError(ValueError):
@@ -167,12 +165,11 @@ class Split:
                 f"Client {names[empty[0]]!r} has no training samples{_others(len(empty) - 1)}; "
                 "remove it or give it samples."
             )
-        self._check_finite(f"{label} features", self.inputs, names)
-        self._check_finite(f"{label} targets", self.targets, names)
-        if self.inputs.dtype == TOKENS:
-            self._check_range(f"{label} tokens", self.inputs, None, names)
-        if classes is not None:
-            self._check_range(f"{label} labels", self.targets, classes, names)
+        whole = self.inputs.dtype == TOKENS
+        self._check_values(f"{label} {'tokens' if whole else 'features'}", self.inputs, None, names)
+        self._check_values(
+            f"{label} {'labels' if labels else 'targets'}", self.targets, classes, names
+        )
 
     def check_like(self, label: str, train: Split) -> None:
         """Refuse a held-out split whose shape or dtype is not that of the training split."""
@@ -184,41 +181,33 @@ class Split:
                     f"those of training {there.dtype} of shape {there.shape[1:]}; make them alike."
                 )
 
-    def _check_finite(self, what: str, array: Array, names: Sequence[str]) -> None:
+    def _check_values(self, what: str, array: Array, end: int | None, names: Sequence[str]) -> None:
+        """Refuse NaN and infinities, whole numbers below 0, and labels from ``end`` on."""
+        real = array.dtype in FLOATS
         with np.errstate(all="ignore"):
-            if array.dtype not in FLOATS or np.isfinite(array.sum(dtype=np.float64)):
+            if real and np.isfinite(array.sum(dtype=np.float64)):
                 return  # a finite sum has finite terms; the costly search runs only when it is not
-        flat = array.reshape(len(array), int(np.prod(array.shape[1:])))
-        rows = np.flatnonzero(~np.isfinite(flat).all(1))
-        if not len(rows):
-            return  # the sum overflowed, the terms are finite
-        owner, count, others = self._whose(rows, names)
-        theirs = flat[rows[:count]]
-        column = int(np.flatnonzero(~np.isfinite(theirs).all(0))[0])
-        kind = "NaN" if np.isnan(theirs[:, column]).any() else "infinity"
-        place = np.unravel_index(column, array.shape[1:]) if array.ndim > 2 else (column,)
-        raise DataError(
-            f"Client {owner!r}: {what} contain {kind} in column {', '.join(map(str, place))} "
-            f"({count} row(s) affected){others}; remove or impute these rows."
-        )
-
-    def _check_range(self, what: str, array: Array, end: int | None, names: Sequence[str]) -> None:
-        """Refuse whole numbers below 0, and from ``end`` on."""
-        wrong = array < 0 if end is None else (array < 0) | (array >= end)
+        wrong = ~np.isfinite(array) if real else (array < 0) | (array >= (end or np.inf))
         bad = np.unique(np.nonzero(wrong)[0])
-        if len(bad):
-            owner, count, others = self._whose(bad, names)
+        if not len(bad):
+            return  # the sum overflowed, the terms are finite
+        owners = self.owners()[bad]
+        mine, others = bad[owners == owners[0]], _others(len(np.unique(owners)) - 1)
+        if not real:
             legal = "be at least 0" if end is None else f"lie in 0..{end - 1}"
             raise DataError(
-                f"Client {owner!r}: {what} must {legal}, got {array[wrong][0]} ({count} row(s))"
-                f"{others}; correct them, or classes."
+                f"Client {names[owners[0]]!r}: {what} must {legal}, got {array[wrong][0]} "
+                f"({len(mine)} row(s)){others}; correct them, or classes."
             )
-
-    def _whose(self, rows: Rows, names: Sequence[str]) -> tuple[str, int, str]:
-        """Return the client of the first of these rows, how many are its, and who has others."""
-        owners = self.owners()[rows]
-        count = int(np.count_nonzero(owners == owners[0]))
-        return names[owners[0]], count, _others(len(np.unique(owners)) - 1)
+        theirs = array[mine].reshape(len(mine), -1)
+        column = int((~np.isfinite(theirs)).any(0).argmax())
+        kind = "NaN" if np.isnan(theirs[:, column]).any() else "infinity"
+        place = np.unravel_index(column, array.shape[1:] or (1,))
+        raise DataError(
+            f"Client {names[owners[0]]!r}: {what} contain {kind} in column "
+            f"{', '.join(map(str, place))} ({len(mine)} row(s) affected){others}; remove or impute "
+            "these rows."
+        )
 
 
 def name_groups(groups: Any, rows: int) -> Array:

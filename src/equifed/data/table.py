@@ -6,10 +6,10 @@ The order matters: rows are divided first, and the preparation is fitted on trai
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from equifed.data.columns import (
     Columns,
     blank,
-    count_mixture,
     find_categories,
     group_rows,
+    look_at,
     naming,
     read_columns,
     read_moments,
@@ -34,6 +34,7 @@ from equifed.data.split import (
     Holdout,
     Labels,
     Rows,
+    Task,
     check_task,
     divide_at_random,
     divide_by_time,
@@ -58,7 +59,7 @@ class TableRequest:
     split: str | None = None
     keep_together: str | None = None
     time: str | None = None
-    task: str | None = None
+    task: Task | None = None
     classes: int | None = None
     holdout: Holdout = field(default_factory=Holdout)
     prepare: Prepare = field(default_factory=Prepare)
@@ -83,49 +84,136 @@ class TableRequest:
         return [c for c in (self.split, self.keep_together, self.time) if c is not None]
 
 
-def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]:
-    """Return what a table gives to ``Federation.from_clients``, and its preparation."""
+@dataclass(frozen=True)
+class TableRows:
+    """The usable rows of a table, with client and split of each.
+
+    ``features`` are the columns that features come from, ``numbers`` those of the rows in the
+    table, and ``told`` says what became of rows that could not be used.
+    """
+
+    columns: Columns
+    owners: Mapping[str, Rows]
+    part: Labels
+    request: TableRequest
+    features: tuple[str, ...]
+    numbers: Rows
+    told: tuple[str, ...] = ()
+
+    @classmethod
+    def keep(cls, columns: Columns, features: Sequence[str], request: TableRequest) -> Self:
+        """Return the rows that can be used, divided."""
+        kept, numbers, told = keep_rows(columns, features, request)
+        owners = group_rows(kept[request.client], f"Column {request.client!r}")
+        part = divide_rows(kept, owners, request)
+        return cls(kept, owners, part, request, tuple(features), numbers, tuple(told))
+
+    def take_split(self, names: Iterable[str], split: str) -> dict[str, Columns]:
+        """Return columns of every client's rows of one split."""
+        used = {who: rows[self.part[rows] == split] for who, rows in self.owners.items()}
+        return {who: self.columns.take(rows, list(names)) for who, rows in used.items()}
+
+    def make_clients(self, fitted: Preparation) -> dict[str, Any]:
+        """Return the samples of all clients, for ``Federation.from_clients``."""
+        target, groups = fitted.target, self.request.report_by
+        names = {*(column.name for column in fitted.columns), target.name, groups or target.name}
+        held: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
+        for label, made in held.items():
+            for client, cells in self.take_split(names, label).items():
+                if not cells.rows:
+                    continue
+                with naming(client):
+                    made[client] = fitted.apply(cells, client), target.encode(cells[target.name])
+                if groups is not None:
+                    told = [UNKNOWN if group is None else group for group in cells[groups]]
+                    made[client] = (*made[client], told)
+        classes = target.classes
+        return {
+            "clients": held["train"],
+            "validation": held["validation"] or None,
+            "test": held["test"] or None,
+            "task": "regression" if classes is None else "classification",
+            "classes": None if classes is None else len(classes),
+            "class_names": classes or (),
+        }
+
+    def find_remarks(self) -> list[str]:
+        """Name clients with rows enough but none held out, and a misused ``report_by``."""
+        found, holdout = [], self.request.holdout
+        for k, label in enumerate(("validation", "test")):
+            lacking = [
+                name
+                for name, rows in self.owners.items()
+                if holdout.counts(len(rows))[k] and label not in self.part[rows]
+            ]
+            if lacking:
+                found.append(
+                    f"client(s) {_shorten(lacking)} have no {label} rows: their rows of one group "
+                    "or one time are too many to hold some out"
+                )
+        request = self.request
+        return found + find_misused_groups(self.columns, request.report_by, request.keep_together)
+
+    def find_duplicates(self, fitted: Preparation) -> list[str]:
+        """Say how many held-out rows equal a training row in all features and the target."""
+        train = self.part == "train"
+        cells = [self.columns[c.name] for c in (*fitted.columns, fitted.target)]
+        keys: list[Hashable] = list(zip(*cells, strict=True))
+        try:
+            trained = {keys[row]: row for row in np.flatnonzero(train)[::-1].tolist()}
+            held = [r for r in np.flatnonzero(~train).tolist() if keys[r] in trained]
+        except TypeError:  # a list in a cell, say: preparing the rows says whose
+            return []
+        chance = count_chances(cells, train) if held else 0.0
+        if chance > MOST_CHANCE or not held:
+            return []
+        whose = _shorten(list(dict.fromkeys(list_owners(self.owners)[held])))
+        pairs = ((self.numbers[r], self.numbers[trained[keys[r]]]) for r in held[:3])
+        shown = ", ".join(f"row {here} as row {there}" for here, there in pairs)
+        return [
+            f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
+            f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {whose}); if they are "
+            "the same cases, drop one of each, or give keep_together= the column that identifies "
+            "cases"
+            + (f" (about {round(chance * len(held))} would be alike by chance)." if chance else ".")
+        ]
+
+
+def read_table(
+    table: Any | str | Path, request: TableRequest
+) -> tuple[dict[str, Any], Preparation, list[str], str]:
+    """Return what a table gives to ``Federation.from_clients``, how, what is odd, and the split."""
     client, target = request.client, request.target
     columns = blank_texts(read_columns(table), request)
-    rows = columns.rows
+    total = columns.rows
     if request.split is not None and request.split not in columns:
-        columns = Columns({**columns, request.split: read_split(request.split, rows)})
+        columns = Columns({**columns, request.split: read_split(request.split, total)})
     wanted = choose_features(columns, request)
     ids = {} if request.features is not None else find_identifiers(columns, wanted)
     wanted = [name for name in wanted if name not in ids]
     if not wanted:
         raise DataError(f"No column is left to predict from ({_list_reasons(ids)}).")
-    columns, numbers, told = keep_rows(columns, wanted, request)
-    owners = group_rows(columns[client], f"Column {client!r}")
-    part = divide_rows(columns, owners, request)
+    rows = TableRows.keep(columns, wanted, request)
     rest = [c for c in columns if c not in {*wanted, client, target, *ids}]
-    named = {*find_categories(table), *request.prepare.listed}
+    coded = {*find_categories(table), *request.prepare.listed}
     asked = ask_kinds(
         wanted,
-        _fit_target(columns[target], owners, request),
+        _fit_target(rows),
         request.prepare,
         client=client,
-        categories=list(named),
+        categories=list(coded),
         choosy=request.features is None,
         left_out={**dict.fromkeys(rest, NOT_ASKED), **ids},
     )
-    asked_of = [*wanted, target]
-    train = {
-        who: columns.take(rows[part[rows] == "train"], asked_of) for who, rows in owners.items()
-    }
-    fitted = fit_preparation(train, asked)
-    told += _tell_columns(fitted, columns, ids, named)
-    used = [column.name for column in fitted.columns]
-    told += find_duplicates(part, owners, [columns[c] for c in [*used, target]], numbers)
-    told += find_untested(owners, part, request.holdout)
-    told += find_misused_groups(columns, request.report_by, request.keep_together)
+    fitted = fit_preparation(rows.take_split([*wanted, target], "train"), asked)
+    told = [*rows.told, *_tell_columns(fitted, rows.columns, ids, coded)]
+    told += [*rows.find_duplicates(fitted), *rows.find_remarks()]
     for sentence in told:
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
             warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)
-    clients = prepare_clients(columns, owners, part, fitted, request.report_by)
-    divided = np.full(rows, "", dtype=part.dtype)
-    divided[numbers - 1] = part
-    return {**clients, "preparation": fitted, "told": told, "divided": write_split(divided)}
+    divided = np.full(total, "", dtype=rows.part.dtype)
+    divided[rows.numbers - 1] = rows.part
+    return rows.make_clients(fitted), fitted, told, write_split(divided)
 
 
 def write_split(divided: Labels) -> str:
@@ -180,7 +268,7 @@ def _tell_columns(
     for column in fitted.columns:
         if isinstance(column, NumberColumn):
             if column.gaps == "words":
-                count = count_mixture(columns[column.name])["words"]
+                count = look_at(columns[column.name]).mixture["words"]
                 told.append(
                     f"column {column.name!r} is taken as numbers, {count} cell(s) with words such "
                     "as 'unknown' as gaps; list it in categorical to make each value a category"
@@ -218,11 +306,15 @@ def choose_features(columns: Columns, request: TableRequest) -> list[str]:
 
 
 def keep_rows(
-    columns: Columns, wanted: list[str], request: TableRequest
+    columns: Columns, wanted: Sequence[str], request: TableRequest
 ) -> tuple[Columns, Rows, list[str]]:
     """Return the rows that can be used, their numbers in the table, and what was left out."""
-    rule, client, told = request.prepare.missing, request.client, []
-    gaps = {c: np.flatnonzero([v is None for v in columns[c]]) for c in columns}
+    rule, client = request.prepare.missing, request.client
+    needed = [client, request.target, *(wanted if rule in ("error", "drop") else [])]
+    gaps = {
+        name: np.flatnonzero([v is None for v in columns[name]])
+        for name in (*request.dividing, *needed)
+    }
     refuse(
         (name for name in request.dividing if len(gaps[name])),
         lambda name: (
@@ -231,7 +323,6 @@ def keep_rows(
             "out."
         ),
     )
-    needed = [client, request.target, *(wanted if rule in ("error", "drop") else [])]
     for column in needed if rule == "error" else ():
         whose = [columns[client][r] for r in gaps[column]]
         if whose:
@@ -242,10 +333,12 @@ def keep_rows(
                 "'mean' or 'drop'.",
                 f"its column {column!r:.60} lacks values",
             )
-    for name in needed[:2]:
-        if len(gaps[name]):
-            told.append(f"{len(gaps[name])} row(s) without a value in {name!r} are left out")
     lacking = np.unique(np.concatenate([gaps[c] for c in needed]))
+    told = [
+        f"{len(gaps[name])} row(s) without a value in {name!r} are left out"
+        for name in needed[:2]
+        if len(gaps[name])
+    ]
     if rule == "drop" and len(lacking):
         told = [f"{len(lacking)} of {columns.rows} rows lack a value and are left out"]
     keep = np.setdiff1d(np.arange(columns.rows), lacking)
@@ -284,47 +377,6 @@ def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequ
     return part
 
 
-def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
-    """Name the clients with rows enough, but none held out: too large groups or times."""
-    lacking = {
-        label: [
-            name
-            for name, rows in owners.items()
-            if holdout.counts(len(rows))[k] and label not in part[rows]
-        ]
-        for k, label in enumerate(("validation", "test"))
-    }
-    return [
-        f"client(s) {_shorten(names)} have no {label} rows: their rows of one group or one "
-        "time are too many to hold some out"
-        for label, names in lacking.items()
-        if names
-    ]
-
-
-def find_duplicates(
-    part: Labels, owners: Mapping[str, Rows], cells: Sequence[Sequence[Any]], numbers: Rows
-) -> list[str]:
-    """Say how many held-out rows equal a training row in all features and the target."""
-    keys: list[Hashable] = list(zip(*cells, strict=True))
-    try:
-        trained = {keys[row]: row for row in np.flatnonzero(part == "train")[::-1].tolist()}
-        held = [r for r in np.flatnonzero(part != "train").tolist() if keys[r] in trained]
-    except TypeError:  # a list in a cell, say: preparing the rows says whose
-        return []
-    chance = count_chances(cells, part == "train") if held else 0.0
-    if chance > MOST_CHANCE or not held:
-        return []
-    whose = _shorten(list(dict.fromkeys(list_owners(owners)[held])))
-    shown = ", ".join(f"row {numbers[r]} as row {numbers[trained[keys[r]]]}" for r in held[:3])
-    return [
-        f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
-        f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {whose}); if they are the "
-        "same cases, drop one of each, or give keep_together= the column that identifies cases"
-        + (f" (about {round(chance * len(held))} would be alike by chance)." if chance else ".")
-    ]
-
-
 def count_chances(cells: Sequence[Sequence[Any]], trained: NDArray[np.bool_]) -> float:
     """Return which share of the equal pairs of held-out and training rows is there by chance.
 
@@ -338,24 +390,18 @@ def count_chances(cells: Sequence[Sequence[Any]], trained: NDArray[np.bool_]) ->
     >>> count_chances(copies.tolist(), trained)
     0.0
     """
-    codes = [name_values(column) for column in cells]
-    draw = np.random.default_rng(0)
-    marks = [draw.integers(0, 2**63, len(code), dtype=np.uint64)[code] for code in codes]
+    draw, marks, alike = np.random.default_rng(0), [], []
+    for column in cells:
+        numbers: dict[Any, int] = {}
+        codes = np.array([numbers.setdefault(v, len(numbers)) for v in column])
+        count = np.bincount(codes)
+        alike.append(float(count @ (count - 1)) / (len(codes) * (len(codes) - 1)))  # any two rows
+        marks.append(draw.integers(0, 2**63, len(codes), dtype=np.uint64)[codes])
     whole = np.asarray(np.sum(marks, axis=0, dtype=np.uint64))
-    equal, found = _count_pairs(whole, trained), 0.0
-    for code, mark in zip(codes, marks, strict=True):
-        count = np.bincount(code)
-        alike = float(count @ (count - 1)) / (len(code) * (len(code) - 1))  # of any two rows
-        if alike < 1:
-            unlike = _count_pairs(whole - mark, trained) - equal
-            found = max(found, unlike * alike / (1 - alike))
-    return min(1.0, found / max(equal, 1.0))
-
-
-def name_values(cells: Sequence[Any]) -> Rows:
-    """Return a number for every different value."""
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(v, len(numbers)) for v in cells], dtype=np.int64)
+    equal = _count_pairs(whole, trained)
+    unlike = [_count_pairs(whole - mark, trained) - equal for mark in marks]
+    found = [pairs * p / (1 - p) for pairs, p in zip(unlike, alike, strict=True) if p < 1]
+    return min(1.0, max(found, default=0.0) / max(equal, 1.0))
 
 
 def _count_pairs(marks: NDArray[np.uint64], trained: NDArray[np.bool_]) -> float:
@@ -371,44 +417,13 @@ def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _fit_target(values: list[Any], owners: Mapping[str, Rows], request: TableRequest) -> Target:
-    name, answers = request.target, {}
-    for client, rows in owners.items():
+def _fit_target(rows: TableRows) -> Target:
+    name, task = rows.request.target, rows.request.task
+    values, answers = rows.columns[name], {}
+    for client, mine in rows.owners.items():
         with naming(client):
-            answers[client] = describe_target(name, [values[r] for r in rows], request.task)
-    found = combine_targets(name, answers, request.task, request.classes)
+            answers[client] = describe_target(name, [values[r] for r in mine], task)
+    found = combine_targets(name, answers, task, rows.request.classes)
     if found.classes is not None:
-        refuse_single_rows(name, values)
+        refuse_single_rows(name, look_at(values))
     return found
-
-
-def prepare_clients(
-    columns: Columns, owners: Mapping[str, Rows], part: Labels, fitted: Preparation,
-    groups: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the samples of all clients, for ``Federation.from_clients``."""
-    target, classes = fitted.target.name, fitted.target.classes
-    used = {*(column.name for column in fitted.columns), target, groups or target}
-    held: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
-    for client, mine in owners.items():
-        for label in dict.fromkeys(part[mine].tolist()):
-            cells = columns.take(mine[part[mine] == label], used)
-            with naming(client):
-                pair = fitted.apply(cells, client), fitted.target.encode(cells[target])
-            told = [] if groups is None else [UNKNOWN if g is None else g for g in cells[groups]]
-            held[label][client] = pair if groups is None else (*pair, told)
-    refuse(
-        (client for client in owners if client not in held["train"]),
-        lambda client: (
-            f"Client {client!r} has no training samples; remove it, give it samples, or "
-            "hold out less."
-        ),
-    )
-    return {
-        "clients": held["train"],
-        "validation": held["validation"] or None,
-        "test": held["test"] or None,
-        "task": "regression" if classes is None else "classification",
-        "classes": None if classes is None else len(classes),
-        "class_names": classes or (),
-    }

@@ -17,6 +17,7 @@ import struct
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -47,8 +48,7 @@ class RemoteFile:
 
     def obtain(self) -> Path:
         """Return where the file is, fetching it if need be: whole and right, or not at all."""
-        here = self.find()
-        if here is not None:
+        if (here := self.find()) is not None:
             return here
         import pooch  # slow to import, and most runs fetch nothing
 
@@ -117,7 +117,7 @@ def read_idx(path: Path) -> Bytes:
             if zeros != 0 or kind != 8 or not 1 <= rank <= 4:
                 raise DataError(f"{path} is not an IDX file of unsigned bytes.")
             shape = struct.unpack(f">{rank}I", file.read(4 * rank))
-            total = int(np.prod(shape, dtype=np.float64))
+            total = prod(shape)
             if total > _LARGEST:
                 raise DataError(f"{path} announces {total} bytes, more than any file known to us.")
             body = file.read(total + 1)
@@ -161,8 +161,8 @@ def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                name = Path(member.name).name
-                if not member.isfile() or name.removesuffix(".bin") not in _BATCHES:
+                name = Path(member.name).name.removesuffix(".bin")
+                if not member.isfile() or name not in _BATCHES:
                     continue
                 file = archive.extractfile(member)
                 if file is None or member.size != wanted:
@@ -171,11 +171,10 @@ def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:
     except (OSError, EOFError, tarfile.TarError) as error:
         raise DataError(f"Cannot read {path}: {error}; delete it and fetch it again.") from None
     refuse(
-        (name for name in _BATCHES if f"{name}.bin" not in found),
+        (name for name in _BATCHES if name not in found),
         lambda name: f"{path} lacks the batch {name}.",
     )
-    batches = [found[f"{name}.bin"] for name in _BATCHES]
-    train, test = np.concatenate(batches[:5]), batches[5]
+    train, test = np.concatenate([found[name] for name in _BATCHES[:5]]), found[_BATCHES[5]]
     return {"train": (train[:, 1:], train[:, 0]), "test": (test[:, 1:], test[:, 0])}
 
 

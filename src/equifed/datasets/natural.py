@@ -20,8 +20,7 @@ from equifed.datasets.pooled import deal
 
 Table = dict[str, list[str]]
 Tokens = NDArray[np.int64]
-Roles = dict[str, list[str]]
-"""Role, as ``PLAY_ROLE``, to its lines in order."""
+Roles = dict[str, list[str]]  # role, as PLAY_ROLE, to its lines in order
 
 DITTO = "https://raw.githubusercontent.com/litian96/ditto/602f571de561f7796104860108dfa91182bfbcd8"
 VEHICLE_FILES = (
@@ -87,8 +86,6 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
     ----------
     writers : int, optional
         Use only that many writers, drawn at random.
-    seed : int
-        Seed of that draw.
     """
     stored, folder = find("femnist", "femnist_leaf_subset.npz"), find("femnist", "train")
     if stored:
@@ -152,12 +149,14 @@ def read_adult(path: Path) -> Table:
     """Read ``adult.data`` or ``adult.test``: fields separated by comma and blank, no header."""
     text = path.read_text(encoding="utf-8")
     rows = [line.rstrip(".").split(", ") for line in text.splitlines() if line.count(", ") > 1]
-    short = [row for row in rows if len(row) != len(ADULT_COLUMNS)]
-    if short or not rows:
+    if {len(row) for row in rows} != {len(ADULT_COLUMNS)}:
         raise DataError(
             f"{path} is not the Adult table: expected {len(ADULT_COLUMNS)} fields a row."
         )
-    return {name: [row[k] for row in rows] for k, name in enumerate(ADULT_COLUMNS)}
+    return {
+        name: list(cells)
+        for name, cells in zip(ADULT_COLUMNS, zip(*rows, strict=True), strict=True)
+    }
 
 
 def _encode_adult(table: Table, categories: dict[str, list[str]]) -> tuple[Array, Rows]:
@@ -253,8 +252,6 @@ def shakespeare(
         Fraction of each role's text to hold out.
     min_samples : int
         Leave out roles with fewer training windows, and those with two lines or less.
-    seed : int
-        Seed of the draw of roles.
     """
     if not (stride >= 1 and min_samples >= 1 and 0 <= test < 1):
         raise DataError(
@@ -269,11 +266,9 @@ def shakespeare(
         )
     texts = _join_lines(read_moby(path), stride, test, min_samples)
     names = choose_names(texts, roles, seed)
-    clients = [
-        (_cut_windows(text[:cut], stride), _cut_windows(text[cut:], stride))
-        for text, cut in (texts[name] for name in names)
-    ]
-    train, held = (Split.from_clients([pair[k] for pair in clients]) for k in (0, 1))
+    chosen = [texts[name] for name in names]
+    train = Split.from_clients([_cut_windows(text[:cut], stride) for text, cut in chosen])
+    held = Split.from_clients([_cut_windows(text[cut:], stride) for text, cut in chosen])
     return Federation(
         name="shakespeare",
         names=names,
@@ -341,21 +336,15 @@ def read_moby(path: Path) -> Roles:
 
 def _read_play(text: str) -> Roles:
     roles: Roles = {}
-    speaker: str | None = None
-    begun = False
+    speaker, begun = "", False
     for line in _DIRECTIONS.sub("", text).splitlines():
+        speech = _MOBY_SPEECH.match(line)
         if _MOBY_HEADINGS.match(line):
             begun = begun or line.startswith(("ACT", "PROLOGUE", "INDUCTION"))
-            speaker = None
-        elif begun and (speech := _MOBY_SPEECH.match(line)):
-            speaker = speech[1].strip().upper()
-            _say(roles, speaker, speech[2])
-        elif begun and speaker and line.startswith("\t"):
-            _say(roles, speaker, line[1:])
+            speaker = line = ""
+        elif speech:
+            speaker, line = speech[1].strip().upper(), "\t" + speech[2]
+        said = line[1:].replace("[", "").replace("]", "").strip()  # a bracket without its partner
+        if begun and speaker and said and line.startswith("\t"):
+            roles.setdefault(speaker, []).append(said)
     return roles
-
-
-def _say(roles: Roles, speaker: str, line: str) -> None:
-    said = line.replace("[", "").replace("]", "").strip()  # a bracket without its partner
-    if said:
-        roles.setdefault(speaker, []).append(said)

@@ -82,8 +82,6 @@ def mnist(*, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = Non
         How to divide the training images among clients (see
         :func:`equifed.data.partitions.build_partition`); test images follow in proportion, class
         by class.
-    seed : int
-        Seed of the partition.
     samples : int, optional
         Use only the first training images, and a sixth as many test images.
     """
@@ -244,11 +242,10 @@ def _load_idx(
     class_names: tuple[str, ...], licence: str,
 ) -> Federation:  # fmt: skip
     paths = [find(f.folder, f.name.removesuffix(".gz")) or f.obtain() for f in files]
-    arrays = [read_idx(path) for path in paths]
-    if any(len(x) != len(y) for x, y in (arrays[:2], arrays[2:])):
+    x, y, held_x, held_y = map(read_idx, paths)
+    if len(x) != len(y) or len(held_x) != len(held_y):
         raise DataError(f"{name}: images and labels differ in number; fetch the files again.")
-    cut = _cut((arrays[0], arrays[1]), (arrays[2], arrays[3]), samples)
-    train, test = ((as_images(x), y) for x, y in cut)
+    train, test = ((as_images(x), y) for x, y in _cut((x, y), (held_x, held_y), samples))
     source = {"publisher": files[0].url.rsplit("/", 1)[0], "licence": licence}
     return divide(name, train, test, partition, seed, class_names, source | checksums(paths))
 

@@ -123,25 +123,6 @@ def table(
     ----------
     path : path
         CSV file with a header line, or Parquet file.
-    client, target : str
-        Columns with the client's name and with what is to be predicted.
-    features : tuple of str, optional
-        Columns to predict from; by default all others that can be.
-    split : str, optional
-        Column with ``train``, ``validation`` or ``test``, in place of held-out fractions.
-    keep_together : str, optional
-        Column whose rows of one value (a patient) stay in one split.
-    time : str, optional
-        Column with numbers or ISO dates: a client's held-out rows are later than its others.
-    report_by : str, optional
-        Column by whose values (a sex, an age band) metrics inside clients are told, too; it keeps
-        no rows together, ``keep_together`` does.
-    task : {"classification", "regression"}, optional
-        What whole numbers in the target are, where they could be either.
-    classes : int, optional
-        Number of classes, when labels are already 0..classes - 1.
-    dtype : {"float32", "float64"}
-        Precision of the features.
     prepare : Prepare
         How columns become features.
     holdout : Holdout

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import Columns, one_hot, read_columns
+from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
 from equifed.data.mapped import standardise
-from equifed.data.split import DataError, Split, refuse, refuse_any
+from equifed.data.split import Array, DataError, Split, refuse, refuse_any
 from equifed.datasets.files import as_images
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -31,7 +30,7 @@ HEART_COLUMNS = (
     *("slope", "ca", "thal", "num"),
 )
 HEART_USED = HEART_COLUMNS[:10]  # the other three are missing in most of three hospitals
-HEART_CATEGORIES = {"cp": ["1", "2", "3", "4"], "restecg": ["0", "1", "2"]}
+HEART_CATEGORIES = {"cp": [1, 2, 3, 4], "restecg": [0, 1, 2]}
 HEART_NUMBERS = [name for name in HEART_USED if name not in HEART_CATEGORIES]
 HEART_CONTINUOUS = ("age", "trestbps", "chol", "thalach", "oldpeak")
 HEART_GAPS = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
@@ -96,19 +95,22 @@ def heart_disease(
         303 + 261 + 46 + 130; it loses most Swiss patients.
     test, validation : float
         Fraction of each hospital's patients to hold out.
-    seed : int
-        Seed of the split.
     """
     if missing not in ("impute", "complete"):
         raise DataError(f"heart-disease: missing must be 'impute' or 'complete', got {missing!r}.")
-    clients = {}
-    for site, code in HEART_SITES.items():
-        lines = (EMBEDDED / f"processed.{code}.data").read_text().splitlines()
-        cells = zip(*(line.split(",") for line in lines), strict=True)
-        table = read_columns(dict(zip(HEART_COLUMNS, cells, strict=True)))
-        clients[site] = _read_hospital(table, keep_all=missing == "impute")
+    complete, (sites, table) = missing == "complete", _read_hospitals()
+    for name in () if complete else ("trestbps", "chol"):
+        table[name][table[name] == 0] = np.nan  # nobody has a pressure or cholesterol of 0
+    numbers = np.stack([table[name] for name in HEART_NUMBERS], axis=1)
+    blocks = [table[name][:, None] == values for name, values in HEART_CATEGORIES.items()]
+    blocks += [] if complete else [np.isnan([table[name] for name in HEART_GAPS]).T]
+    used = ~np.isnan([table[name] for name in HEART_USED]).any(0) | (not complete)
+    owned = {site: np.flatnonzero((sites == site) & used) for site in HEART_SITES}
     federation = Federation.from_clients(
-        clients,
+        {
+            site: (rows[:, None], (table["num"][rows] > 0).astype(int))
+            for site, rows in owned.items()
+        },
         name="heart-disease",
         class_names=("healthy", "ill"),
         source={
@@ -118,39 +120,22 @@ def heart_disease(
             "preparation": f"first ten attributes, missing={missing}, standardised in training",
         },
     ).split(validation=validation, test=test, seed=seed)
-    if missing == "impute":
-        filled = {label: split.inputs.copy() for label, split in federation.splits().items()}
-        for k, name in enumerate(HEART_GAPS):  # the last columns say where there are gaps
-            column, width = HEART_NUMBERS.index(name), len(HEART_GAPS)
-            gaps = {label: inputs[:, k - width] > 0 for label, inputs in filled.items()}
-            median = float(np.median(filled["train"][~gaps["train"], column]))
-            for label, inputs in filled.items():
-                inputs[gaps[label], column] = median
-        federation = federation.with_inputs(filled)
+    rows = {label: split.inputs[:, 0].astype(int) for label, split in federation.splits().items()}
+    medians = np.nanmedian(numbers[rows["train"]], axis=0)
+    features = np.hstack([np.where(np.isnan(numbers), medians, numbers), *blocks])
+    federation = federation.with_inputs({label: features[mine] for label, mine in rows.items()})
     federation = standardise(federation, [HEART_NUMBERS.index(c) for c in HEART_CONTINUOUS])
     splits = federation.splits().items()
     return federation.with_inputs({k: s.inputs.astype(np.float32) for k, s in splits})
 
 
-def _read_hospital(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return one hospital's features (numbers, 0/1 columns, gap indicators) and labels."""
-    numbers = {
-        name: np.array([np.nan if v is None else float(v) for v in table[name]])
-        for name in (*HEART_USED, "num")
-    }
-    if keep_all:
-        for name in ("trestbps", "chol"):
-            numbers[name][numbers[name] == 0] = np.nan  # nobody has a pressure or cholesterol of 0
-        rows = np.arange(len(numbers["num"]))
-    else:
-        rows = np.flatnonzero(~np.isnan([numbers[name] for name in HEART_USED]).any(0))
-    blocks = [np.nan_to_num(numbers[name])[rows, None] for name in HEART_NUMBERS]
-    for name, categories in HEART_CATEGORIES.items():
-        codes = ["" if np.isnan(v) else str(int(v)) for v in numbers[name][rows]]
-        blocks.append(one_hot(codes, categories))
-    if keep_all:
-        blocks += [np.isnan(numbers[name])[:, None].astype(np.float64) for name in HEART_GAPS]
-    return np.hstack(blocks), (numbers["num"][rows] > 0).astype(np.int64)
+def _read_hospitals() -> tuple[Array, dict[str, Array]]:
+    """Return the hospital of every patient, and the columns, NaN for a missing value."""
+    files = {site: EMBEDDED / f"processed.{code}.data" for site, code in HEART_SITES.items()}
+    lines = [(site, line) for site in files for line in files[site].read_text().splitlines()]
+    cells = [[np.nan if c == "?" else float(c) for c in line.split(",")] for _, line in lines]
+    columns = dict(zip(HEART_COLUMNS, np.array(cells).T, strict=True))
+    return np.array([site for site, _ in lines]), columns
 
 
 def penguins(
@@ -175,8 +160,6 @@ def penguins(
         Column to predict.
     test, validation : float
         Fraction of each client's penguins to hold out.
-    seed : int
-        Seed of the split.
     """
     table = read_columns(EMBEDDED / "penguins.csv")
     complete = [None not in row for row in zip(*table.values(), strict=True)]
@@ -203,11 +186,9 @@ def penguins(
     return standardise(federation)
 
 
-MOST_NUMBERS = 2_000_000_000
-"""Beyond this drawn data do not fit into memory."""
+MOST_NUMBERS = 2_000_000_000  # beyond this drawn data do not fit into memory
 
-MOST_CLIENTS = 10_000_000
-"""Beyond this nobody would wait for the draws: each client has its own address."""
+MOST_CLIENTS = 10_000_000  # beyond this nobody would wait for the draws of each
 
 
 def synthetic_regression(
@@ -235,8 +216,6 @@ def synthetic_regression(
         N, d, and m for every client.
     scale, shift : float
         c and :math:`\sigma`: how large the common model is, and how far clients differ from it.
-    seed : int
-        Seed of the draws.
 
     Examples
     --------

@@ -20,8 +20,7 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.fields import Layout, Packed, compare_layouts
-from equifed.data.items import take_items
-from equifed.data.reading import Named
+from equifed.data.items import Named, take_items
 from equifed.data.split import DataError, Holdout
 from equifed.flower.account import Waiting
 from equifed.flower.budget import Refused
