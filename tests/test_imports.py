@@ -45,6 +45,9 @@ LAYOUT: dict[str, set[str]] = {
 }
 """The layout: what each part of equifed may import, besides itself. Lazy imports count."""
 
+FOR_EDITORS = {"equifed.training.history": {"equifed.models.predictor"}}
+"""Imports for type checkers alone, which never run."""
+
 ADDRESS = re.compile(r"equifed(\.\w+)+(:\w+)?")
 MODULES = {
     ".".join(("equifed", *p.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): p
@@ -70,7 +73,15 @@ def imported(path: Path) -> set[str]:
 
 @functools.cache
 def all_imports() -> dict[str, set[str]]:
-    return {name: imported(path) for name, path in MODULES.items()}
+    return {name: imported(path) - FOR_EDITORS.get(name, set()) for name, path in MODULES.items()}
+
+
+def test_what_is_for_editors_never_runs() -> None:
+    for name, others in FOR_EDITORS.items():
+        tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+        (block,) = (n for n in tree.body if isinstance(n, ast.If))
+        inside = {n.module for n in block.body if isinstance(n, ast.ImportFrom)}
+        assert ast.unparse(block.test) == "TYPE_CHECKING" and others <= inside
 
 
 def part(module: str) -> str:

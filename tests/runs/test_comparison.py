@@ -212,7 +212,7 @@ def test_a_bar_is_shown_where_a_person_looks_on(monkeypatch):
         def __init__(self, **_):
             pass
 
-    monkeypatch.setattr("rich.console.Console", Screen)
+    monkeypatch.setattr("equifed.training.trackers.Console", Screen)
     assert follow_by_default([], None) is None and follow_by_default([], False) is None
     assert isinstance(follow_by_default([], True), ProgressBar)
     monkeypatch.setattr(Screen, "is_terminal", True)

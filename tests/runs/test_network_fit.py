@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"keep_own": True}, ValueError, "keep_own is about linear own models"),
         ({"model": "logistic"}, ValueError, "rounds and local are of a network"),
         ({"local": 0.1}, TypeError, "must be ef.LocalSGD"),
-        ({"rounds": 0}, ValueError, "rounds must be at least 1"),
+        ({"rounds": 0}, ValueError, "rounds must be a whole number of at least 1"),
     ):
         with pytest.raises(error, match=words):
             fit(data, **more)

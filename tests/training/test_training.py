@@ -282,7 +282,7 @@ def test_stop_takes_no_rule_one_rule_or_what_has_rules() -> None:
 
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"every": 0}])
 def test_wrong_numbers_are_refused(options: dict) -> None:
-    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):
         run(ALGORITHMS[0], **options)
 
 

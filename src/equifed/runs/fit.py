@@ -86,7 +86,7 @@ class Served:
 
     def predictor(self) -> Predictor:
         """Return what predicts, for each client with its own part or model."""
-        return self.history.predictor()  # type: ignore[no-any-return]
+        return self.history.predictor()
 
     def report(self, path: str | Path) -> Path:
         """Write the page: the chosen model beside the average, and every candidate."""

@@ -350,6 +350,7 @@ def open_evaluator(
 def measure_again(run: History, data: Federation, split: str, metrics: Sequence[str] = ()) -> None:
     """Measure what a run's predictor answers now, in the place of the last evaluation."""
     predictor, last, asked = run.predictor(), run.rounds[-1].round, as_metrics(metrics)
+    assert predictor.loss is not None  # a fit knows its loss
     evaluator, x, own = open_evaluator(predictor, data, DERIVATIVES[predictor.loss].loss)
     run.metrics = [r for r in run.metrics if (r.round, r.split) != (last, split)]
     found = run.add_evaluation(last, evaluator(x, [split], asked, own))

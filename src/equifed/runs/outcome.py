@@ -87,8 +87,9 @@ def give_own(
     predictor = history.predictor()
 
     def find(name: str, x: Tensor) -> dict[str, Tensor]:
-        shared = dict(predictor.module_for(name).named_parameters())
-        return linear.unflatten(x) if name in names else shared
+        if name in names:
+            return linear.unflatten(x)
+        return dict(predictor.module_for(name).named_parameters())
 
     models = [*map(find, data.names, rows)]
     own = {k: torch.stack([m[k].detach().double() for m in models]) for k in linear.shapes}

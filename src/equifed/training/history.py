@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from equifed.training.tables import GivenOut, MetricRecord, RoundRecord, certifi
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from equifed.models.predictor import Predictor
 
 HELD = ("test", "validation", "train")  # splits, those that say most about new samples first
 
@@ -131,8 +133,8 @@ class History:
         module: nn.Module = self.predictor().module
         return module
 
-    def predictor(self, *, trust: bool = False) -> Any:
-        """Return what predicts for new rows with the model that was given out (a ``Predictor``).
+    def predictor(self, *, trust: bool = False) -> Predictor:
+        """Return what predicts for new rows with the model that was given out.
 
         Rows are prepared as the training rows were. ``trust``: load the code that the folder of a
         loaded run names; see :func:`equifed.load_predictor`.
@@ -147,7 +149,7 @@ class History:
                 "knows only vectors. Load `parameters` into your module, or give the run a folder "
                 "and use equifed.load_predictor(folder)."
             )
-        return self.trained
+        return cast("Predictor", self.trained)
 
     def personalise(
         self, data: Any = None, own: str | Sequence[str] = "bias", **options: Any

@@ -95,8 +95,8 @@ def train(
     if isinstance(evaluate, str):
         evaluate = (evaluate,)
     for name, count in (("rounds", rounds), ("every", every)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}.")
+        if not (count >= 1 and count == int(count)):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {count}.")
     asked, ran = as_metrics(metrics), as_run(algorithm, len(clients.names))
     rules = final_model.as_rules(stop)
     if asked and (callable(evaluate) or not evaluate):
