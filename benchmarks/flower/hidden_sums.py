@@ -15,14 +15,16 @@ import time
 
 import numpy as np
 
-from equifed.flower.secure.masks import (
+from equifed.flower.secure.session import (
+    Epoch,
     from_fixed,
+    majority,
     make_pair_mask,
     make_public_key,
+    open_sum,
     to_fixed,
     worst_error,
 )
-from equifed.flower.secure.session import Epoch, majority, open_sum
 
 SLOTS = 16
 

@@ -529,7 +529,7 @@ ELSEWHERE = {
     "privacy/plan.py": "ledgers that somebody names to equifed privacy",
     "flower/account.py": "a site's own ledger",
     "flower/app_config.py": "the pyproject.toml of the app that somebody runs",
-    "flower/fleet.py": "the audit log",
+    "flower/node.py": "the audit log",
     "flower/flwr_private.py": "messages of Flower",
     "flower/memory.py": "a site's own memory",
     "flower/node.py": "keys and programs of a site, messages of Flower",

@@ -80,14 +80,7 @@ class Ledger:
         """Return why a sum may not be opened; None: it may."""
         if len(wanted.members) < LEAST_MEMBERS:
             return f"only {len(wanted.members)} of the clients have any weight, 3 are needed"
-        near = [s for s in self.sums if s.model == wanted.model or s.round == wanted.round]
-        for other in near:
-            if not are_apart(wanted.members, other.members):
-                count = len(wanted.members ^ other.members)
-                members = f"{count} member{'s' if count > 1 else ''} more or fewer"
-                return f"a sum opened before at this model has {members}"
-        same = [s.row for s in near if s.kind == wanted.kind]
-        return find_exposed(np.stack([*same, wanted.row]))
+        return find_exposed(self.sums, wanted)
 
     def add(self, opened: Sum, total: Tensor) -> None:
         """Write down a sum that was opened."""
@@ -117,27 +110,22 @@ class Ledger:
         return notes
 
 
-def are_apart(one: Iterable[int], other: Iterable[int]) -> bool:
-    """Tell whether two sets of members are equal, or differ by enough.
-
-    >>> are_apart([1, 2, 3], [3, 2, 1]), are_apart([1, 2, 3], [1, 2]), are_apart([1, 2, 3, 4], [4])
-    (True, False, True)
-    """
-    different = len(set(one) ^ set(other))
-    return different == 0 or different >= APART
-
-
-def find_exposed(rows: NDArray[np.float64]) -> str | None:
-    """Return what combinations of sums with these rows of weights would show; None: nobody."""
+def find_exposed(opened: Iterable[Sum], wanted: Sum) -> str | None:
+    """Return whom a sum would show beside others of its round or model; None: nobody."""
+    near = [s for s in opened if s.model == wanted.model or s.round == wanted.round]
+    for other in near:
+        count = len(wanted.members ^ other.members)
+        if 0 < count < APART:
+            members = f"{count} member{'s' if count > 1 else ''} more or fewer"
+            return f"a sum opened before at this model has {members}"
+    rows = np.stack([*(s.row for s in near if s.kind == wanted.kind), wanted.row])
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     _, sizes, basis = np.linalg.svd(rows / lengths, full_matrices=False)
     basis = basis[sizes > 1e-9 * sizes[0]]
     leverage = np.square(basis).sum(axis=0)
     if leverage.max() > LARGEST_SHARE:
         return "it would show one client's vector, or nearly so"
-    if len(basis) == 1:
-        return None
-    for i in np.flatnonzero(leverage >= 0.5 * PAIR_SHARE):
+    for i in np.flatnonzero(leverage >= 0.5 * PAIR_SHARE) if len(basis) > 1 else ():
         shared = basis[:, i] @ basis
         half, mean = (leverage[i] - leverage) / 2, (leverage[i] + leverage) / 2
         largest = mean + np.sqrt(half**2 + shared**2)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.flower.memory import Memory
-from equifed.flower.secure.ledger import LEAST_MEMBERS, are_apart, find_exposed
-from equifed.flower.secure.masks import Words, to_fixed
-from equifed.flower.secure.session import Epoch, Published, SecureError, from_hex, to_hex
+from equifed.flower.memory import Memory, refuse_if
+from equifed.flower.secure.ledger import LEAST_MEMBERS, Sum, find_exposed
+from equifed.flower.secure.session import Epoch, Published, Words, from_hex, to_fixed, to_hex
 from equifed.training.keys import PublicKey, read_key_file, read_private, sign
 
 REMEMBERED = 256
@@ -68,22 +67,20 @@ class Signer:
             return told
         return {**told, "signature": sign(self.identity.key, *self._encode(purpose, told))}
 
-    def check(self, purpose: str, parties: Mapping[int, Mapping[str, Any]]) -> None:
+    def check(self, purpose: str, parties: Iterable[Mapping[str, Any]]) -> None:
         """Refuse keys that are not signed by whom this site knows; nothing, if it knows nobody."""
-        peers = self.identity.peers
-        if peers is None:
-            return
-        names = [str(told.get("client", ""))[:200] for told in parties.values()]
-        if len(set(names)) < len(names):
-            raise SecureError("two parties of a hidden sum have the same name")
-        for name, told in zip(names, parties.values(), strict=True):
-            if name not in peers:
-                raise SecureError(f"this site has no key of {name!r}, a party of the hidden sum")
-            if not self.holds(purpose, told, peers[name]):
-                raise SecureError(
-                    f"the keys said to be those of {name!r} are not signed by the key that this "
-                    "site has for it"
-                )
+        peers, seen = self.identity.peers, set[str]()
+        for told in parties if peers is not None else ():
+            name = str(told.get("client", ""))[:200]
+            refuse_if(name in seen, "two parties of a hidden sum have the same name")
+            key = (peers or {}).get(name)
+            refuse_if(key is None, f"this site has no key of {name!r}, a party of the hidden sum")
+            refuse_if(
+                key is None or not self.holds(purpose, told, key),
+                f"the keys said to be those of {name!r} are not signed by the key that this site "
+                "has for it",
+            )
+            seen.add(name)
 
     def holds(self, purpose: str, told: Mapping[str, Any], key: PublicKey) -> bool:
         """Tell whether what somebody said in this run is signed by a key."""
@@ -112,11 +109,6 @@ class Masking:
         self.memory, self.args, self.own, self.signer = memory, args, own, signer
         self.cap = LARGEST_SHARE if cap is None else cap
 
-    def take_step(self, op: str) -> dict[str, Any]:
-        """Answer a request of a secure sum besides that for the vector."""
-        steps = {"keys": self.publish, "shares": self.share}
-        return (steps | {"boxes": self.check_boxes, "unmask": self.unmask})[op]()
-
     def mask(self, vector: NDArray[Any], kind: str, model: str, round: int, about: str) -> Words:
         """Return a vector of a kind, model and round, times its public weight, under masks.
 
@@ -128,112 +120,102 @@ class Masking:
         words = to_fixed(np.asarray(vector, dtype=np.float64) * weights[self.own], len(parties))
         row = f"{name_row(weights)} of {kind} {model} {round} {about}"
         self._do_once(f"masked {slot}", _encode([sorted(parties), row]) + words.tobytes())
-        sums = self.memory.read_record(self._name("sums"))
         entry = {"kind": kind, "model": model, "round": round, "weights": to_keys(weights)}
-        self.memory.write_record(self._name("sums"), {**sums, str(slot): entry})
-        return self._epoch().mask(words, slot, _read(parties), row)
+        self._write("sums", {**self._read("sums"), str(slot): entry})
+        return self._epoch().mask(words, slot, parties, row)
 
-    def publish(self) -> dict[str, Any]:
+    def keys(self) -> dict[str, Any]:
         """Step 1 of a secure sum: the public keys of a new epoch."""
         return self.signer.sign(self._name("epoch"), self._epoch().publish().to_dict())
 
-    def share(self) -> dict[str, Any]:
+    def shares(self) -> dict[str, Any]:
         """Step 2: encrypted shares for every other party, and digests of all shares."""
-        parties = {int(i): keys for i, keys in self.args["parties"].items()}
-        self._do_once("shares", _encode(self.args["parties"]))
-        self.signer.check(self._name("epoch"), parties)
-        boxes, digests = self._epoch().share(_read(parties))
-        self.memory.write_record(self._name("parties"), self.args["parties"])
+        parties = self.args["parties"]
+        self._do_once("shares", _encode(parties))
+        self.signer.check(self._name("epoch"), parties.values())
+        boxes, digests = self._epoch().share(_read_parties(parties))
+        self._write("parties", parties)
         return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
 
-    def check_boxes(self) -> dict[str, Any]:
+    def boxes(self) -> dict[str, Any]:
         """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
         told, digests = self.args["boxes"], self.args["digests"]
-        boxes = from_hex(told, dict, list), from_hex(digests, dict, list)
+        given = from_hex(told, dict, list), from_hex(digests, dict, list)
         self._do_once("boxes", _encode([told, digests]))
-        bad = self._epoch().find_bad_boxes(_read(self._agreed_parties()), *boxes)
-        good = {j: listed for j, listed in told.items() if int(j) not in bad}
-        self.memory.write_record(self._name("boxes"), good)
+        bad = self._epoch().find_bad_boxes(self._agreed_parties(), *given)
+        self._write("boxes", {j: listed for j, listed in told.items() if int(j) not in bad})
         return {"bad": bad}
 
     def unmask(self) -> dict[str, Any]:
         """Step 4: one share for every party whose box opened."""
-        parties, slot = _read(self._agreed_parties()), int(self.args["slot"])
-        kept = from_hex(self.memory.read_record(self._name("boxes")), dict, list)
-        boxes = {j: listed[slot] for j, listed in kept.items()}
-        shares = self._epoch().unmask(slot, parties, boxes)
-        self._agree_to_open(slot)
+        parties, slot = self._agreed_parties(), int(self.args["slot"])
+        boxes = {j: b[slot] for j, b in from_hex(self._read("boxes"), dict, list).items()}
+        shares, sums = self._epoch().unmask(slot, parties, boxes), self._read("sums")
+        refuse_if(str(slot) not in sums, "no vector of this client is in this sum")
+        opened = self.memory.read_record("opened").get("sums", [])
+        new, *before = _read_sums([sums[str(slot)], *opened])
+        shown = find_exposed(before, new)
+        refuse_if(
+            shown,
+            f"this sum is not opened: {shown}. This client helped to open a sum at this model with "
+            "others; continue when those missing are back",
+        )
+        if sums[str(slot)] not in opened:
+            kept = [*opened[-REMEMBERED + 1 :], sums[str(slot)]]
+            self.memory.write_record("opened", {"sums": kept})
         return {"shares": to_hex(shares)}
 
-    def _agree_to_open(self, slot: int) -> None:
-        """Refuse a sum that would show somebody beside another one of its round or model."""
-        sums = self.memory.read_record(self._name("sums"))
-        if str(slot) not in sums:
-            raise SecureError("no vector of this client is in this sum")
-        new = sums[str(slot)]
-        opened = self.memory.read_record("opened").get("sums", [])
-        near = [o for o in opened if o["model"] == new["model"] or o["round"] == new["round"]]
-        for old in near:
-            if not are_apart(_members(old["weights"]), _members(new["weights"])):
-                raise SecureError(
-                    "this client helped to open a sum at this model with other members; the "
-                    "difference would show the missing clients. Continue when they are back"
-                )
-        rows = [o["weights"] for o in near if o["kind"] == new["kind"] and o != new]
-        parties = sorted({i for row in [*rows, new["weights"]] for i in row})
-        told = np.array([[row.get(i, 0.0) for i in parties] for row in [*rows, new["weights"]]])
-        shown = find_exposed(told)
-        if shown is not None:
-            raise SecureError(f"this sum is not opened: {shown}")
-        if new not in opened:
-            self.memory.write_record("opened", {"sums": [*opened[-REMEMBERED + 1 :], new]})
-
-    def _weights(self, parties: dict[int, Any]) -> dict[int, float]:
+    def _weights(self, parties: Mapping[int, Any]) -> dict[int, float]:
         """Return everybody's weight in the sum, which all parties are told; refuse a bad one."""
         weights = {int(i): float(w) for i, w in self.args["weights"].items()}
         members = [i for i, w in weights.items() if w != 0]
-        if set(weights) != set(parties) or not all(map(math.isfinite, weights.values())):
-            raise SecureError("the weights of a sum are not those of all its parties")
-        if len(members) < LEAST_MEMBERS:
-            raise SecureError(f"a sum of {len(members)} members hides too little")
-        total = sum(map(abs, weights.values()))
+        finite = all(map(math.isfinite, weights.values()))
+        refuse_if(
+            set(weights) != set(parties) or not finite,
+            "the weights of a sum are not those of all its parties",
+        )
+        refuse_if(len(members) < LEAST_MEMBERS, f"a sum of {len(members)} members hides too little")
         largest = max(members, key=lambda i: abs(weights[i]))
-        share = abs(weights[largest]) / total
+        share = abs(weights[largest]) / sum(map(abs, weights.values()))
         most = max(self.cap, 1.5 / len(members)) if self.cap < DRAWN else self.cap
         if min(weights.values()) < 0:  # a change of weights has half of itself on either side
             most = max(most, 0.5)
-        if share > most * (1 + 1e-9):
-            raise SecureError(
-                f"client {largest} has {share:.4g} of the weights of a sum, the cap is {most:.3g}"
-            )
+        refuse_if(
+            share > most * (1 + 1e-9),
+            f"client {largest} has {share:.4g} of the weights of a sum, the cap is {most:.3g}",
+        )
         return weights
 
     def _epoch(self) -> Epoch:
         """Return this client's part of the epoch; its secret is drawn when first asked for."""
-        name, place = str(self.args["name"]), self._name("secret")
-        kept = self.memory.read_record(place)
-        if "secret" not in kept:
+        kept = self._read("secret")
+        if not kept:
             kept = {"secret": secrets.token_bytes(32).hex()}
-            self.memory.write_record(place, kept)
-        return Epoch(name, self.own, bytes.fromhex(kept["secret"]), int(self.args["slots"]))
+            self._write("secret", kept)
+        secret, slots = bytes.fromhex(kept["secret"]), int(self.args["slots"])
+        return Epoch(str(self.args["name"]), self.own, secret, slots)
 
-    def _agreed_parties(self) -> dict[int, Any]:
+    def _agreed_parties(self) -> dict[int, Published]:
         """Return the parties and keys of step 2; later requests cannot change them."""
-        parties = self.memory.read_record(self._name("parties"))
-        if not parties:
-            raise SecureError("this client takes no part in the epoch; it lost its memory")
-        return {int(i): keys for i, keys in parties.items()}
+        parties = self._read("parties")
+        refuse_if(not parties, "this client takes no part in the epoch; it lost its memory")
+        return _read_parties(parties)
+
+    def _do_once(self, what: str, content: bytes) -> None:
+        """Refuse to do a step twice with different content: the difference would give it away."""
+        digest, done = hashlib.sha256(content).hexdigest(), self._read("done")
+        other = done.get(what, digest) != digest
+        refuse_if(other, "this step was already taken with different content")
+        self._write("done", {**done, what: digest})
 
     def _name(self, kind: str) -> str:
         return f"{kind} {self.args['name']}"
 
-    def _do_once(self, what: str, content: bytes) -> None:
-        """Refuse to do a step twice with different content: the difference would give it away."""
-        digest, name = hashlib.sha256(content).hexdigest(), self._name("done")
-        done = self.memory.read_record(name)
-        if done.setdefault(what, digest) != digest:
-            raise SecureError("this step was already taken with different content")
-        self.memory.write_record(name, done)
+    def _read(self, kind: str) -> dict[str, Any]:
+        return self.memory.read_record(self._name(kind))
+
+    def _write(self, kind: str, value: dict[str, Any]) -> None:
+        self.memory.write_record(self._name(kind), value)
 
 
 def name_row(weights: Mapping[int, float]) -> str:
@@ -250,13 +232,17 @@ def to_keys(weights: Mapping[int, float]) -> dict[str, float]:
     return {str(i): float(w) for i, w in sorted(weights.items())}
 
 
-def _members(weights: Mapping[str, float]) -> list[int]:
-    return [int(i) for i, weight in weights.items() if weight != 0]
+def _read_sums(entries: Sequence[Mapping[str, Any]]) -> list[Sum]:
+    size, sums = 1 + max(int(i) for entry in entries for i in entry["weights"]), list[Sum]()
+    for entry in entries:
+        row = np.array([entry["weights"].get(str(i), 0.0) for i in range(size)])
+        sums.append(Sum(entry["kind"], entry["model"], entry["round"], row))
+    return sums
 
 
 def _encode(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-def _read(parties: dict[int, Any]) -> dict[int, Published]:
-    return {i: Published.from_dict(keys) for i, keys in parties.items()}
+def _read_parties(parties: Mapping[str, Any]) -> dict[int, Published]:
+    return {int(i): Published.from_dict(keys) for i, keys in parties.items()}

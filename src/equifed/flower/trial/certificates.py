@@ -28,7 +28,7 @@ VALID_DAYS = 30
 """Certificates made here are for trying out and do not last."""
 
 HOSTNAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
-NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NODE_NAME = re.compile(r"(?!(ca|server)\Z)[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def issue(
@@ -40,13 +40,13 @@ def issue(
     every node. Files that are there are not overwritten: nothing is written then.
     """
     for address in addresses:
-        if not HOSTNAME.fullmatch(address) and not _is_ip(address):
+        if not HOSTNAME.fullmatch(address) and isinstance(_general_name(address), x509.DNSName):
             raise ValueError(
                 f"{address!r} is neither a host name nor an IP address; give the address alone, as "
                 "fl.example.org, without port or https://."
             )
     for name in nodes:
-        if not NODE_NAME.fullmatch(name) or name in ("ca", "server"):
+        if not NODE_NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} cannot be the name of a node's key: letters, digits, '-', '_' and '.' "
                 "are possible, 'ca' and 'server' are taken."
@@ -55,8 +55,7 @@ def issue(
         raise ValueError("Two nodes have the same name.")
     wanted = ["ca.pem", "server.pem", "server.key"] if addresses else []
     wanted += [f"{name}.{end}" for name in nodes for end in ("key", "pub")]
-    there = [name for name in wanted if (folder / name).exists()]
-    if there:
+    if there := [name for name in wanted if (folder / name).exists()]:
         raise FileExistsError(
             f"{folder} holds {', '.join(there)} already, which are not overwritten; choose another "
             "folder, or move them away."
@@ -80,40 +79,47 @@ def make_certificates(
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca = _issue((), ca_key, ca_key, max(days, VALID_DAYS))
     server = _issue(addresses, key, ca_key, days)
-    (folder / "ca.pem").write_bytes(ca.public_bytes(PEM))
-    (folder / "server.pem").write_bytes(server.public_bytes(PEM))
     private = key.private_bytes(PEM, PrivateFormat.PKCS8, NoEncryption())
     write_private(folder / "server.key", private)
+    for name, certificate in {"ca.pem": ca, "server.pem": server}.items():
+        (folder / name).write_bytes(certificate.public_bytes(PEM))
     return server.not_valid_after_utc
 
 
 def _issue(addresses: Sequence[str], key: Any, by: Any, days: float) -> x509.Certificate:
     """Return the certificate of a server at these addresses; without any, of the authority."""
     signs = not addresses
+    names = [x509.NameAttribute(NameOID.COMMON_NAME, n) for n in (AUTHORITY, *addresses[:1])]
     now = datetime.datetime.now(datetime.UTC)
     end = now + datetime.timedelta(days=days)
-    made = x509.CertificateBuilder(
-        _name(AUTHORITY),
-        _name(AUTHORITY if signs else addresses[0]),
-        key.public_key(),
-        x509.random_serial_number(),
-        min(now, end) - datetime.timedelta(minutes=5),
-        end,
-    )
+    begin, number = min(now, end) - datetime.timedelta(minutes=5), x509.random_serial_number()
+    about = x509.Name(names[:1]), x509.Name(names[-1:]), key.public_key(), number, begin, end
     others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only"
     unused = dict.fromkeys([*others.split(), "decipher_only"], False)
-    usage = x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused
-    )
-    of = x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key())
-    made = made.add_extension(x509.BasicConstraints(signs, 0 if signs else None), critical=True)
-    made = made.add_extension(usage, critical=True).add_extension(of, critical=False)
+    extensions: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.BasicConstraints(signs, 0 if signs else None), True),
+        (x509.KeyUsage(
+            digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused
+        ), True),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), False),
+    ]  # fmt: skip
     if signs:
-        known = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        return made.add_extension(known, critical=False).sign(by, SHA256())
-    names = x509.SubjectAlternativeName([_general_name(a) for a in addresses])
-    serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    return made.add_extension(names, False).add_extension(serves, False).sign(by, SHA256())
+        extensions.append((x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False))
+    else:
+        found = x509.SubjectAlternativeName([_general_name(address) for address in addresses])
+        serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        extensions += [(found, False), (serves, False)]
+    made = x509.CertificateBuilder(*about)
+    for extension, critical in extensions:
+        made = made.add_extension(extension, critical)
+    return made.sign(by, SHA256())
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -135,20 +141,3 @@ def find_key_problems(path: Path) -> Iterator[str]:
         yield f"{path} is not an elliptic-curve key; make one with: ssh-keygen -t ecdsa -b 384"
     if os.name == "posix" and path.stat().st_mode & 0o077:
         yield f"{path} can be read by others; run: chmod 600 {path}"
-
-
-def _is_ip(address: str) -> bool:
-    try:
-        return bool(ipaddress.ip_address(address))
-    except ValueError:
-        return False
-
-
-def _general_name(address: str) -> x509.GeneralName:
-    if _is_ip(address):
-        return x509.IPAddress(ipaddress.ip_address(address))
-    return x509.DNSName(address)
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

@@ -100,10 +100,9 @@ class Deployment:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{self.host}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
         )
-        trust = ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
-        trust += ["--ssl-certfile", str(self.keys / "server.pem")]
-        trust += ["--ssl-keyfile", str(self.keys / "server.key")]
-        where = ["--host", self.host, "--port", str(self.port)]
+        files = {"ca-certfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
+        trust = [w for k, name in files.items() for w in (f"--ssl-{k}", str(self.keys / name))]
+        where = ["--host", self.host, "--port", str(self.port), "--enable-supernode-auth"]
         state = ["--database", str(self.folder / "state.db")] if self.database else []
         offline = "--disable-runtime-dependency-installation"
         command = [find_script("flower-superlink"), *trust, *where, *state, offline]
@@ -131,8 +130,8 @@ class Deployment:
         if stock:
             command = [find_script("flower-supernode"), "--host", HOST, "--port", str(free_port())]
         else:
-            app = str(Path(self.app or ".").absolute())
-            command = [sys.executable, "-m", "equifed", "flower", "node", app]
+            command = [sys.executable, "-m", "equifed", "flower", "node"]
+            command += [str(Path(self.app or ".").absolute())]
             command += ["--audit", str(self.folder / "logs" / f"audit{i}.jsonl")]
             command += [] if self.signed else ["--any-operator"]
         name = f"{'super' if stock else ''}node{i}"
@@ -162,19 +161,16 @@ class Deployment:
 
     def kill(self, process: Process) -> None:
         """End a process and everything it started, at once (SIGKILL)."""
-        for pid in list_session(process.pid):
-            _send_signal(pid, signal.SIGKILL)
+        _end_session(process.pid, signal.SIGKILL)
         process.wait(timeout=10)
 
     def stop(self) -> None:
         """End every process: nodes first, then the SuperLink; politely, then not."""
-        sessions = [process.pid for process in self.processes]
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for session in reversed(sessions):
-                for pid in list_session(session):
-                    _send_signal(pid, number)
+            for process in reversed(self.processes):
+                _end_session(process.pid, number)
             until = time.monotonic() + 5
-            while time.monotonic() < until and any(map(list_session, sessions)):
+            while time.monotonic() < until and any(list_session(p.pid) for p in self.processes):
                 time.sleep(0.1)
         for process in self.processes:
             process.wait(timeout=10)
@@ -186,14 +182,9 @@ class Deployment:
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
             process = subprocess.Popen(
-                command,
-                env=self.env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+                command, env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         self.processes.append(process)
         return process
 
@@ -245,7 +236,9 @@ def format_settings(values: Mapping[str, Any]) -> str:
 def list_session(session: int) -> list[int]:
     """Return the living processes of a session (Linux; elsewhere the leader alone)."""
     if not Path("/proc").exists():
-        return [session] if _send_signal(session, 0) else []
+        with contextlib.suppress(OSError):
+            os.kill(session, 0)
+            return [session]
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # ended since
@@ -255,9 +248,7 @@ def list_session(session: int) -> list[int]:
     return found
 
 
-def _send_signal(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        return False
-    return True
+def _end_session(session: int, number: int) -> None:
+    for pid in list_session(session):
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
