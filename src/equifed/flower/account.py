@@ -17,8 +17,7 @@ from equifed.flower.site import Policy
 from equifed.flower.wire import Request, find_round
 from equifed.training.keys import KeyProblem, find_signer
 
-KEPT_ROUNDS = 32
-"""Rounds back to which a run may be resumed: older questions are refused, even asked again."""
+KEPT_ROUNDS = 32  # back to which a run may be resumed: older questions are refused
 
 
 class Waiting(Exception):
@@ -122,157 +121,132 @@ def approve(root: Path, name: str) -> None:
 # -- its requests ----------------------------------------------------------------------------------
 
 
-class Account:
-    """The questions that a client answered under a plan."""
+def find_plan(memory: Memory, policy: Policy) -> Plan | None:
+    """Return the plan that a site agreed to; None where it lets anybody ask.
 
-    def __init__(self, memory: Memory, plan: Plan) -> None:
-        self.memory, self.plan = memory, plan
+    An operator whom the policy lists no more has no say in runs that are under way either.
+    """
+    if kept := memory.read_record("plan"):
+        return read_signed(kept, policy)[1]
+    refuse_if(policy.operators, "no plan of this run was agreed to at this site")
+    return None
 
-    @classmethod
-    def open(cls, memory: Memory, policy: Policy) -> Account | None:
-        """Return the account of a run; None where the site lets anybody ask.
 
-        An operator whom the policy lists no more has no say in runs that are under way either.
-        """
-        if kept := memory.read_record("plan"):
-            return cls(memory, read_signed(kept, policy)[1])
-        refuse_if(policy.operators, "no plan of this run was agreed to at this site")
-        return None
+def admit(plan: Plan, request: Request, memory: Memory) -> None:
+    """Write a request down in the account of its run, or raise :class:`Refused`."""
+    record = memory.read_record("account")
+    before = json.dumps(record)
+    if plan.privacy == "secure":
+        _refuse_clear(request)
+    _refuse_other_place(plan, request, record)
+    _refuse_other_candidate(plan, request, record)
+    for question in list_questions(request, memory):
+        _refuse_unplanned(plan, question, request)
+        _count(plan, question, record)
+    if json.dumps(record) != before:
+        memory.write_record("account", record)
 
-    def admit(self, request: Request) -> list[str]:
-        """Write a request down, or raise :class:`Refused`; return what is unusual about it."""
-        told, record = list[str](), self.memory.read_record("account")
-        before = json.dumps(record)
-        self._refuse_clear(request)
-        self._refuse_other_place(request, record)
-        self._refuse_other_candidate(request, record)
-        for question in list_questions(request, self.memory):
-            self._refuse_unplanned(question, request)
-            told += self._count(question, record)
-        if json.dumps(record) != before:
-            self.memory.write_record("account", record)
-        return told
 
-    def check_model(self, what: str, length: float, first: float) -> None:
-        """Refuse a model that is longer than honest training makes it."""
-        most = self.plan.norm * max(1.0, first)
+def _refuse_clear(request: Request) -> None:
+    """Refuse to show a vector or a single row's answer where the plan shows sums alone."""
+    op, args, allowed = request.op, request.args, "the plan allows only sums, and"
+    more = args.get("give") or args.get("describe") or op == "recall"
+    refuse_if(more, f"{allowed} {op!r} is more")
+    bare = op in ("sum", "curvature", "prepare") and "mask" not in args
+    names = args.get("asked", {}).get("stage") == "names"
+    refuse_if(bare and not names, f"{allowed} {op!r} is a single term")
+
+
+def _refuse_other_place(plan: Plan, request: Request, record: dict[str, Any]) -> None:
+    """Refuse another position, round or name than that of the question.
+
+    Minibatches follow from the position, and what is kept is found by its name and round.
+    """
+    args, place = request.args, record.setdefault("position", request.client)
+    refuse_if(
+        request.client != place, f"this site is client {place} of the run, not {request.client}"
+    )
+    if "address" in args:
+        where, scope = "/".join(map(str, args["address"])), find_round(args["address"])
+        named, round = request.tag.rpartition("#")[0], args.get("round", scope)
+        other = f"a request of {where!r:.60} is named {request.tag!r:.60}"
+        refuse_if(named != (where or request.op), other)
+        refuse_if(int(round) != scope, f"a request of round {scope} is said to be of {round}")
+    first = [plan.seed, "initial"]
+    other = "own parts are drawn by another seed than the plan's"
+    refuse_if(args.get("start", first) != first, other)
+
+
+def _refuse_other_candidate(plan: Plan, request: Request, record: dict[str, Any]) -> None:
+    """Refuse a candidate that a fit has not, and test rows before the others are done with."""
+    told, fit = request.args.get("candidate"), plan.fit
+    if told is None and (not fit or request.op == "prepare"):
+        return
+    if not fit or told is None:
+        raise Refused(f"the plan {'names candidates' if fit else 'has no candidates'}")
+    known = told["l2"] in fit["l2"] and told["own_l2"] in (None, *fit["own_l2"])
+    refuse_if(not known, f"the plan has no candidate with {told!r:.80}")
+    whole, splits = bool(told["whole"]), request.args.get("splits", [])
+    refuse_if(
+        any((split == "test") != whole for split in splits),
+        "test rows are measured after the choice alone, validation rows before it",
+    )
+    over = "a candidate was chosen, and others are not solved after that"
+    refuse_if(record.get("chosen") and not whole, over)
+    record["chosen"] = whole
+
+
+def _refuse_unplanned(plan: Plan, asked: Question, request: Request) -> None:
+    args, step = request.args, plan.limits.get(asked.step)
+    if asked.step == "metrics":
+        known = plan.config["evaluate"]["metrics"]
+        odd = [split for split in args["splits"] if split not in plan.splits]
+        for one in odd + [metric for metric in args["metrics"] if metric not in known]:
+            raise Refused(f"the plan measures nothing on or by {one!r:.40}")
+    if step is None:
+        raise Refused(f"the plan of this run has no {asked.step!r:.80}")
+    late = f"round {asked.scope} is asked about, the plan has {plan.rounds}"
+    refuse_if(not 0 <= asked.scope <= plan.rounds, late)
+    if request.op in ("losses", "gradient", "local") and "opened" not in asked.step:
+        other = "the minibatches are drawn by another seed than the plan's"
+        refuse_if(int(args["seed"]) != plan.seed, other)
+        batch, usual = args.get("batch_size"), step.get("batch")
         refuse_if(
-            not length <= most,
-            f"{what} has length {length:.3g}, the plan's bound is {most:.3g}; if the data ask for "
-            "more, raise largest-model in [tool.flwr.app.config] and sign again",
+            batch != usual,
+            f"the request has minibatches of {batch}, the plan {usual or 'all rows'}",
+        )
+    for key, value in (step.get("work") or {}).items():
+        given = (args.get("work") or {}).get(key)
+        refuse_if(
+            given != value and not (key == "lr" and 0 < float(given or 0) <= value),
+            f"the request has {key} = {given}, the plan {value}",
         )
 
-    def _refuse_clear(self, request: Request) -> None:
-        """Refuse to show a vector or a single row's answer where the plan shows sums alone."""
-        if self.plan.privacy != "secure":
-            return
-        op, args, allowed = request.op, request.args, "the plan allows only sums, and"
-        more = args.get("give") or args.get("describe") or op == "recall"
-        refuse_if(more, f"{allowed} {op!r} is more")
-        bare = op in ("sum", "curvature", "prepare") and "mask" not in args
-        names = args.get("asked", {}).get("stage") == "names"
-        refuse_if(bare and not names, f"{allowed} {op!r} is a single term")
 
-    def _refuse_other_place(self, request: Request, record: dict[str, Any]) -> None:
-        """Refuse another position, round or name than that of the question.
-
-        Minibatches follow from the position, and what is kept is found by its name and round.
-        """
-        args, place = request.args, record.setdefault("position", request.client)
-        refuse_if(
-            request.client != place, f"this site is client {place} of the run, not {request.client}"
-        )
-        if "address" in args:
-            where, scope = "/".join(map(str, args["address"])), find_round(args["address"])
-            named, round = request.tag.rpartition("#")[0], args.get("round", scope)
-            refuse_if(
-                named != (where or request.op),
-                f"a request of {where!r:.60} is named {request.tag!r:.60}",
-            )
-            refuse_if(int(round) != scope, f"a request of round {scope} is said to be of {round}")
-        refuse_if(
-            args.get("start", [self.plan.seed, "initial"]) != [self.plan.seed, "initial"],
-            "own parts are drawn by another seed than the plan's",
-        )
-
-    def _refuse_other_candidate(self, request: Request, record: dict[str, Any]) -> None:
-        """Refuse a candidate that a fit has not, and test rows before the others are done with."""
-        told, fit = request.args.get("candidate"), self.plan.fit
-        if told is None and (not fit or request.op == "prepare"):
-            return
-        if not fit or told is None:
-            raise Refused(f"the plan {'names candidates' if fit else 'has no candidates'}")
-        known = told["l2"] in fit["l2"] and told["own_l2"] in (None, *fit["own_l2"])
-        refuse_if(not known, f"the plan has no candidate with {told!r:.80}")
-        whole = bool(told["whole"])
-        refuse_if(
-            any((split == "test") != whole for split in request.args.get("splits", [])),
-            "test rows are measured after the choice alone, validation rows before it",
-        )
-        refuse_if(
-            record.get("chosen") and not whole,
-            "a candidate was chosen, and others are not solved after that",
-        )
-        record["chosen"] = whole
-
-    def _refuse_unplanned(self, asked: Question, request: Request) -> None:
-        plan, args, step = self.plan, request.args, self.plan.limits.get(asked.step)
-        if asked.step == "metrics":
-            known = plan.config["evaluate"]["metrics"]
-            odd = [split for split in args["splits"] if split not in plan.splits]
-            for one in odd + [metric for metric in args["metrics"] if metric not in known]:
-                raise Refused(f"the plan measures nothing on or by {one!r:.40}")
-        if step is None:
-            raise Refused(f"the plan of this run has no {asked.step!r:.80}")
-        refuse_if(
-            not 0 <= asked.scope <= plan.rounds,
-            f"round {asked.scope} is asked about, the plan has {plan.rounds}",
-        )
-        if request.op in ("losses", "gradient", "local") and "opened" not in asked.step:
-            refuse_if(
-                int(args["seed"]) != plan.seed,
-                "the minibatches are drawn by another seed than the plan's",
-            )
-            refuse_if(
-                asked.batch != step.get("batch"),
-                f"the request has minibatches of {asked.batch}, the plan "
-                f"{step.get('batch') or 'all rows'}",
-            )
-        for key, value in (step.get("work") or {}).items():
-            given = asked.work.get(key)
-            refuse_if(
-                given != value and not (key == "lr" and 0 < float(given or 0) <= value),
-                f"the request has {key} = {given}, the plan {value}",
-            )
-
-    def _count(self, asked: Question, record: dict[str, Any]) -> list[str]:
-        """Add a question to the record; refuse one too many, or out of its order."""
-        step, scope, latest = asked.step, asked.scope, int(record.get("round", 0))
-        limit, wrong = self.plan.limits[step], ""
-        answered = record.setdefault(step, {}).setdefault(str(scope), {})
-        refuse_if(
-            0 < scope < latest - KEPT_ROUNDS,
-            f"round {scope} is long over: this run is in round {latest}",
-        )
-        if asked.digest in answered:
-            return []
-        models = len({*answered.values(), asked.model})
-        if models > int(limit["models"]):
-            many = f"{models} models in {step!r}, the plan has {limit['models']}"
-            wrong = f"a second model in {step!r}" if models == 2 else many
-        elif len(answered) >= int(limit["times"]):
-            wrong = f"{step!r} {len(answered) + 1} times, the plan says {limit['times']}"
-        elif 0 < scope < latest:
-            wrong = f"{step!r} of round {scope} after round {latest} had begun"
-        if wrong:
-            used = int(record.get("repeats", 0))  # of what the plan allows for lost clients
-            wrong += f", round {scope}" if scope else ""
-            refuse_if(used >= self.plan.repeats, f"the run asks for {wrong}")
-            record["repeats"] = used + 1
-        answered[asked.digest] = asked.model
-        if scope > latest:
-            record["round"] = scope
-            for done in (value for value in record.values() if isinstance(value, dict)):
-                for old in [r for r in done if 0 < int(r) < scope - KEPT_ROUNDS]:
-                    del done[old]
-        return [f"unusual: {wrong}"] if wrong else []
+def _count(plan: Plan, asked: Question, record: dict[str, Any]) -> None:
+    """Add a question to the record; refuse one too many, or out of its order."""
+    (step, scope, digest, model), latest = asked, int(record.get("round", 0))
+    answered = record.setdefault(step, {}).setdefault(str(scope), {})
+    over = f"round {scope} is long over: this run is in round {latest}"
+    refuse_if(0 < scope < latest - KEPT_ROUNDS, over)
+    if digest in answered:
+        return
+    limit, models, wrong = plan.limits[step], len({*answered.values(), model}), ""
+    if models > int(limit["models"]):
+        many = f"{models} models in {step!r}, the plan has {limit['models']}"
+        wrong = f"a second model in {step!r}" if models == 2 else many
+    elif len(answered) >= int(limit["times"]):
+        wrong = f"{step!r} {len(answered) + 1} times, the plan says {limit['times']}"
+    elif 0 < scope < latest:
+        wrong = f"{step!r} of round {scope} after round {latest} had begun"
+    if wrong:
+        used = int(record.get("repeats", 0))  # of what the plan allows for lost clients
+        told = f"the run asks for {wrong}{f', round {scope}' if scope else ''}"
+        refuse_if(used >= plan.repeats, told)
+        record["repeats"] = used + 1
+    answered[digest] = model
+    if scope > latest:
+        record["round"] = scope
+        for done in (value for value in record.values() if isinstance(value, dict)):
+            for old in [r for r in done if 0 < int(r) < scope - KEPT_ROUNDS]:
+                del done[old]

@@ -29,9 +29,8 @@ from equifed.flower.worker import Worker
 from equifed.privacy.ledger import NoAccountant, OverBudget
 from equifed.privacy.site import Unanswered
 
-LOADED = 64
-"""Clients that one process keeps: a simulation runs many nodes in one."""
-
+LOADED = 64  # clients that one process keeps: a simulation runs many nodes in one
+# Errors in our own words, and what they are to the server
 OURS: dict[type[Exception], str] = {
     Stale: "stale",
     SecureError: "refused",
@@ -43,7 +42,6 @@ OURS: dict[type[Exception], str] = {
     WireError: "request",
     RangeError: "request",
 }
-"""Errors in our own words, and what they are to the server."""
 
 log = logging.getLogger("equifed")
 

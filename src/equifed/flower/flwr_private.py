@@ -24,19 +24,16 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-BACKOFF = 0.02
-"""Seconds until an object that was announced but is not there yet is asked for again."""
-
-PATIENCE = 60.0
-"""Seconds for which a call is repeated when the SuperLink cannot be reached."""
-
-REGISTERED, NOT_ACTIVATED, RUN_OVER = 2003, 2004, 403
-"""Flower's codes: a wrong interval (the key is known, then), a node that is not let in; HTTP's."""
+BACKOFF = 0.02  # seconds until an announced object that is not there yet is asked for again
+PATIENCE = 60.0  # seconds for which a call is repeated when the SuperLink cannot be reached
+# Flower's codes of a wrong interval (the key is known, then), and of a node that is not let in
+REGISTERED, NOT_ACTIVATED = 2003, 2004
 
 SUPERNODE, SUPERCORE, PROTO = "flwr.supernode", "flwr.supercore", "flwr.proto"
 FLEET = f"{SUPERNODE}.fleet_http_client:FleetHttpClient"
 RUNTIME = f"{SUPERCORE}.interceptors.http.runtime_version"
 INFLATABLE = f"{SUPERCORE}.inflatable.inflatable"
+# Private names of flwr, ``module:name``, and the parameters that are given to them
 USED: dict[str, str] = {
     f"{FLEET}.from_server_address": "server_address insecure root_certificates interceptors",
     f"{FLEET}.ActivateNode": "request",
@@ -82,13 +79,11 @@ USED: dict[str, str] = {
     f"{PROTO}.message_pb2:ObjectTree": "",
     f"{PROTO}.node_pb2:Node": "",
 }
-"""Private names of flwr, ``module:name``, and the parameters that are given to them."""
-
+# Those that only a server needs, and that take long to import
 USED_BY_SERVER: dict[str, str] = {
     "flwr.superlink.grid.http_grid:HttpGrid._runtime_client": "",
     f"{PROTO}.runtime_pb2:PullAppMessagesRequest": "",
 }
-"""Those that only a server needs, and that take long to import."""
 
 
 def find_changes(used: Mapping[str, str] = USED) -> list[str]:
@@ -179,8 +174,7 @@ class Parcel(NamedTuple):
         return message
 
 
-Call = Callable[[str, Any], Any]
-"""Calls a method of one of Flower's clients, by its name, with a request."""
+Call = Callable[[str, Any], Any]  # of a method of one of Flower's clients, by name, with a request
 
 
 def _fetch(
@@ -344,7 +338,7 @@ class Fleet:
                 return getattr(self._client, method)(request)
             except httpx.HTTPError as error:
                 status = _read_status(error, 500)
-                if status == RUN_OVER:
+                if status == httpx.codes.FORBIDDEN:
                     raise RunOver from error
                 if status < 500 or time.monotonic() > until:
                     raise FleetError(self.explain(error)) from error

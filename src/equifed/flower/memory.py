@@ -25,17 +25,10 @@ from equifed.flower.wire import WireError
 if TYPE_CHECKING:  # which loads torch
     from equifed.models.predictor import Predictor
 
-FOLDER = re.compile("[0-9a-f]{32}")
-"""How the folder of a run is called."""
-
-KEEP_ROUNDS = 3
-"""Rounds after which a vector that nobody named again is deleted."""
-
-OWN_ROUNDS = 64
-"""Rounds whose own parts are held, so that a run can be resumed from an earlier one."""
-
-DAMAGED = (OSError, ValueError, KeyError, TypeError)
-"""What reading a file that is gone or damaged may raise."""
+FOLDER = re.compile("[0-9a-f]{32}")  # how the folder of a run is called
+KEEP_ROUNDS = 3  # after which a vector that nobody named again is deleted
+OWN_ROUNDS = 64  # whose own parts are held, so that a run can be resumed from an earlier one
+DAMAGED = (OSError, ValueError, KeyError, TypeError)  # of reading a file that is gone or damaged
 
 
 class Stale(Exception):
@@ -205,8 +198,7 @@ def _name(text: str) -> str:
 # -- what a site keeps of a run that ended ---------------------------------------------------------
 
 CARD, PAGE, SUMS = "card.md", "participant.html", "SHA256SUMS"
-LARGEST_TEXT = 1 << 25
-"""Characters of a text that a site takes."""
+LARGEST_TEXT = 1 << 25  # characters that a site takes
 
 
 def keep_delivery(folder: Path, run: str, predictor: Predictor, args: Mapping[str, Any]) -> str:

@@ -39,17 +39,11 @@ from equifed.flower.site import Policy, Site, SiteError
 from equifed.flower.wire import REFUSED, VERBS, Reply, Request, WireError
 from equifed.training.keys import read_private
 
-SHORTEST, LONGEST = 0.1, 2.0
-"""Seconds between two polls: a tenth of the time that the node has been idle, within these."""
-
-RETRY = (1.0, 15.0)
-"""Seconds until the next try to connect, at first and at most."""
-
-KEY_IN_USE = 90.0
-"""Seconds after which a SuperLink has noticed that a node is gone."""
-
-RAISED = 2
-"""Flower's code for a client app that raised an exception."""
+POLLS = (0.1, 2.0)  # seconds between two: a tenth of the time of being idle, within these
+RETRY = (1.0, 15.0)  # seconds until the next try to connect, at first and at most
+KEY_IN_USE = 90.0  # seconds after which a SuperLink has noticed that a node is gone
+RAISED = 2  # Flower's code for a client app that raised an exception
+LONGEST = 4096  # characters of numbers that a line quotes; of longer ones (shares) the digest
 
 log = logging.getLogger("equifed")
 
@@ -126,7 +120,7 @@ class Node:
                 self.audit.write("run is over")
                 continue
             if got is None:
-                time.sleep(min(LONGEST, max(SHORTEST, 0.1 * (time.monotonic() - idle))))
+                time.sleep(min(POLLS[1], max(POLLS[0], 0.1 * (time.monotonic() - idle))))
             else:
                 self._answer(fleet, *got)
                 idle = time.monotonic()
@@ -240,8 +234,7 @@ def judge_request(message: Message) -> Request:
     return request
 
 
-_HELD: list[Any] = []
-"""Key files that this process holds."""
+_HELD: list[Any] = []  # key files that this process holds
 
 
 def open_key(path: Path) -> Any:
@@ -260,9 +253,6 @@ def open_key(path: Path) -> Any:
 
 
 # -- the audit log ---------------------------------------------------------------------------------
-
-LONGEST_NUMBERS = 4096
-"""Characters of numbers that a line quotes; longer ones (shares of secrets) by their digest."""
 
 
 class AuditError(OSError):
@@ -310,7 +300,7 @@ def describe_reply(message: Message) -> dict[str, Any]:
         return {"records": sorted(map(str, message.content))}
     arrays = {k: {"dtype": a.dtype.name, "shape": list(a.shape)} for k, a in reply.arrays.items()}
     numbers, text = reply.numbers, json.dumps(reply.numbers)
-    if len(text) > LONGEST_NUMBERS:
+    if len(text) > LONGEST:
         digest = hashlib.sha256(text.encode()).hexdigest()
         numbers = {"characters": len(text), "sha256": digest, "names": sorted(numbers)[:20]}
     told: dict[str, Any] = {"arrays": arrays, "numbers": numbers}

@@ -194,8 +194,7 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
     return parts
 
 
-MOST_COLUMNS, MOST_LABELS = 200, 50
-"""Columns without names, and labels, that are told at most."""
+MOST_COLUMNS, MOST_LABELS = 200, 50  # without names, and labels, that are told at most
 
 
 def describe_arrays(federation: Federation) -> dict[str, Any]:
@@ -215,8 +214,7 @@ def describe_arrays(federation: Federation) -> dict[str, Any]:
 
 # -- tables ----------------------------------------------------------------------------------------
 
-FAR = 3.0
-"""Deviations of the others by which a site's mean must lie apart to be called outlying."""
+FAR = 3.0  # deviations of the others by which an outlying site's mean lies apart
 
 
 @dataclass(frozen=True)

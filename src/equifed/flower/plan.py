@@ -13,23 +13,22 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from equifed.flower.memory import Memory
+from equifed.flower.memory import Memory, refuse_if
 from equifed.flower.wire import Request, digest_model, find_round
 from equifed.training.keys import KeyProblem, sign
 
 PURPOSE = "plan"
-ROUND = "losses|gradient|local|sum|opened|norms|curvature|recall"
-"""How the names of steps of a round begin."""
-
-NORM = 50.0
-"""Length of a model, in lengths of the first one (at least 1), that honest training stays below."""
+ROUND = "losses|gradient|local|sum|opened|norms|curvature|recall"  # how names of its steps begin
+NORM = (
+    50.0  # length of a model, in lengths of the first (at least 1), that honest training keeps to
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,15 @@ class Plan:
         """Identifies the plan."""
         return hashlib.sha256(self.encode()).hexdigest()
 
+    def check_model(self, what: str, length: float, first: float) -> None:
+        """Refuse a model that is longer than honest training makes it."""
+        most = self.norm * max(1.0, first)
+        refuse_if(
+            not length <= most,
+            f"{what} has length {length:.3g}, the plan's bound is {most:.3g}; if the data ask for "
+            "more, raise largest-model in [tool.flwr.app.config] and sign again",
+        )
+
     def encode(self) -> bytes:
         """Return the bytes that are signed."""
         told = {name: value for name, value in asdict(self).items() if value or name != "fit"}
@@ -84,40 +92,50 @@ class Plan:
 
     def describe(self) -> list[str]:
         """Return the plan in words, for whoever answers for a site's data."""
-        return list(_describe(self))
+        config, secure, fit = self.config, self.privacy == "secure", [""]
+        objective = config["algorithm"].get("objective")
+        about = f", objective {objective['name']}" if objective else ""
+        clear = "every gradient and update of this site, in clear"
+        seen = "sums alone of gradients and updates, losses in clear" if secure else clear
+        losses = [s for name, s in self.steps.items() if name.startswith(("losses", "gradient"))]
+        times = sum(int(step["times"]) for step in losses)
+        rounded = f"rounded to multiples of {self.rounding:g}" if self.rounding else "not rounded"
+        if self.fit:
+            l2, own = (", ".join(f"{v:g}" for v in self.fit[key]) for key in ("l2", "own_l2"))
+            fit = [
+                f"fit: {self.rounds} rounds of all candidates together, in place of the algorithm",
+                f"candidates: linear models with l2 {l2}; own_l2 none, {own}; average and fair",
+                "test rows are measured after the choice, and no candidate is solved after that",
+            ]
+        told = [
+            f"run {self.run}: {self.do}, {self.rounds} rounds, at least {self.clients} sites",
+            *fit,
+            f"algorithm {config['algorithm']['name']}{about}; model {config['model']['name']}; "
+            f"data {config['data']}",
+            f"privacy {self.privacy}: the server sees {seen}",
+            f"losses of training rows: {times} a round, {times * self.rounds} in all, {rounded}",
+            f"measured on {', '.join(self.splits) or 'no'} rows, {self.evaluations} times at most",
+            f"no site has more than {self.cap:.3g} of a hidden sum, none has fewer than 3 members"
+            if secure
+            else "",
+            *(
+                _describe_step(name, int(step["times"]))
+                for name, step in sorted(self.steps.items())
+            ),
+            f"models up to {self.norm:g} lengths of the first; {self.repeats} steps may be "
+            "repeated",
+            f"who takes part: {', '.join(sorted(self.members)) or 'any site that the host admits'}",
+            "WARNING: the plan lists no keys, so the server could play the other members"
+            if secure and not self.members
+            else "",
+        ]
+        return [line for line in told if line]
 
 
-def _describe(plan: Plan) -> Iterator[str]:
-    algorithm, model = plan.config["algorithm"], plan.config["model"]
-    yield f"run {plan.run}: {plan.do}, {plan.rounds} rounds, at least {plan.clients} sites"
-    if plan.fit:
-        l2, own = (", ".join(f"{v:g}" for v in plan.fit[key]) for key in ("l2", "own_l2"))
-        yield f"fit: {plan.rounds} rounds of all candidates together, in place of the algorithm"
-        yield f"candidates: linear models with l2 {l2}; own_l2 none, {own}; average and fair"
-        yield "test rows are measured after the choice, and no candidate is solved after that"
-    objective = algorithm.get("objective", {})
-    about = f", objective {objective['name']}" if objective else ""
-    yield f"algorithm {algorithm['name']}{about}; model {model['name']}; data {plan.config['data']}"
-    hidden, clear = "sums alone of gradients and updates", "every gradient and update of this site"
-    what = f"{hidden}, losses in clear" if plan.privacy == "secure" else f"{clear}, in clear"
-    yield f"privacy {plan.privacy}: the server sees {what}"
-    told = (step for name, step in plan.steps.items() if name.startswith(("losses", "gradient")))
-    times = sum(int(step["times"]) for step in told)
-    rounded = f"rounded to multiples of {plan.rounding:g}" if plan.rounding else "not rounded"
-    yield f"losses of training rows: {times} a round, {times * plan.rounds} in all, {rounded}"
-    measured = ", ".join(plan.splits) or "no"
-    yield f"measured on {measured} rows, {plan.evaluations} times at most"
-    if plan.privacy == "secure":
-        yield f"no site has more than {plan.cap:.3g} of a hidden sum, none has fewer than 3 members"
-    for name, step in sorted(plan.steps.items()):
-        when = "in a round" if re.match(ROUND, name) else "in the run"
-        often = "once" if step["times"] == 1 else f"up to {step['times']} times"
-        yield f"{when}: {name.removeprefix('once ')}, {often}"
-    yield f"models up to {plan.norm:g} lengths of the first; {plan.repeats} steps may be repeated"
-    who = ", ".join(sorted(plan.members)) or "any site that the host admits"
-    yield f"who takes part: {who}"
-    if plan.privacy == "secure" and not plan.members:
-        yield "WARNING: the plan lists no keys, so the server could play the other members"
+def _describe_step(name: str, times: int) -> str:
+    when = "in a round" if re.match(ROUND, name) else "in the run"
+    often = "once" if times == 1 else f"up to {times} times"
+    return f"{when}: {name.removeprefix('once ')}, {often}"
 
 
 def sign_plan(plan: Plan, private: Any = None) -> dict[str, str]:
@@ -165,32 +183,22 @@ def read_plan(text: str) -> Plan:
 
 # -- what a request asks ---------------------------------------------------------------------------
 
-ONCE = ("prepare", "metrics", "statistics", "deliver", "bounds")
-"""Requests that belong to no round."""
-
-KEYED = ("sum", "norms")
-"""Requests about vectors that a client keeps."""
-
+ONCE = ("prepare", "metrics", "statistics", "deliver", "bounds")  # belong to no round
+KEYED = ("sum", "norms")  # are about vectors that a client keeps
+# steps of a hidden sum, and vectors that were shown before
 UNCOUNTED = ("hello", "keys", "shares", "boxes", "unmask", "recall")
-"""Steps of a hidden sum, and vectors that were shown before."""
-
+# what no answer depends on, or is held against the plan in another way
 WITHOUT = ("mask", "pins", "late", "start", "files", "sha256")
-"""What no answer to a question depends on, or is held against the plan in another way."""
-
-ALONE = ("slope", "control")
-"""What members of a sum are told apart from the others."""
+ALONE = ("slope", "control")  # what members of a sum are told apart from the others
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """One question: the step of the algorithm, the round (0: none), and what its answer is of."""
 
     step: str
     scope: int
     digest: str
-    model: str = ""
-    batch: int | None = None
-    work: Mapping[str, Any] = field(default_factory=dict)
+    model: str
 
 
 def list_questions(request: Request, memory: Memory) -> list[Question]:
@@ -199,25 +207,22 @@ def list_questions(request: Request, memory: Memory) -> list[Question]:
     if op in UNCOUNTED:
         return []
     model, scope = digest_sent(request), find_round(address)
-    step, about = f"{op} {_name_place(list(map(str, address)))}".strip(), [model]
+    step, about = f"{op} {_name_place(list(map(str, address)))}", [model]
     if op in KEYED:
-        key = str(args["key"])
+        key, old = str(args["key"]), str(args.get("minus", ""))
         model, scope, _ = memory.trace(key)
         tag, _, kind = key.rpartition("/")
         step = f"{op} {_name_place(tag.rpartition('#')[0].split('/'))} {kind}"
-        about = [model, scope, memory.trace(str(args.get("minus", "")))]
+        about = [model, scope, memory.trace(old)]
     if op in ONCE:
         step, scope = f"prepare {args['asked']['stage']}" if op == "prepare" else op, 0
     elif scope == 0:
-        step = f"once {step}"
-    digest = _digest([step, about, *_name_told(request)])
-    asked = Question(
-        step, scope, digest, model, args.get("batch_size"), dict(args.get("work") or {})
-    )
+        step = f"once {step}".strip()
+    asked = Question(step, scope, _digest([step, about, *_name_told(request)]), model)
     if "mask" not in args or op == "prepare":
         return [asked]
     part = step.rpartition(" ")[2] if op == "sum" else args["mask"]["part"] if op == "local" else op
-    row = _digest([digest, args["mask"]["weights"]])
+    row = _digest([asked.digest, args["mask"]["weights"]])
     opened = Question(f"{'' if scope else 'once '}opened {part}", scope, row, model)
     return [opened] if op == "sum" else [asked, opened]
 

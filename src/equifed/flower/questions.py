@@ -47,8 +47,7 @@ from equifed.flower.wire import (
 from equifed.models.curvature import check_sum_weights, find_places, known_curvature
 from equifed.privacy.clients import NOISED, describe_noised_own, settle_sum
 
-FAR = 1e6
-"""A trace so many times that of the median client is nobody's curvature."""
+FAR = 1e6  # a trace so many times that of the median client is nobody's curvature
 
 
 class FlowerQuestions(Messenger):

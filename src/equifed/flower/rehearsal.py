@@ -7,7 +7,7 @@ import itertools
 import json
 import secrets
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,22 +56,16 @@ from equifed.runs.candidates import Point
 from equifed.training import train
 from equifed.training.keys import PublicKey, read_key_file, read_private
 
-REHEARSED, MOST_CLIENTS, ROWS = 3, 12, 24
-"""Rounds and clients of a rehearsal, and rows of each."""
-
-TRIES = 40
-"""Questions of a round in a step whose number depends on the data (measured step sizes)."""
-
-SHAPES = ((5,), (1, 28, 28), (3, 32, 32))
-"""Kinds of samples on which a rehearsal is tried, where no data are named."""
+REHEARSED, MOST_CLIENTS, ROWS = 3, 12, 24  # rounds and clients of a rehearsal, and rows of each
+TRIES = 40  # questions of a round in a step whose number depends on the data (measured step sizes)
+SHAPES = ((5,), (1, 28, 28), (3, 32, 32))  # of samples that are tried, where no data are named
 
 PREPARE = ("kinds", "sums", "squares", "names", "counts")
 RECKONED = ("steps", "epochs", "batch_size", "proximal", "radius", "correction", "average",
-            "mean_gradient", "multiplier")  # fmt: skip
-"""Settings of local work that a plan fixes."""
+            "mean_gradient", "multiplier")  # settings of local work that a plan fixes # fmt: skip
 
-Step = dict[str, Any]
-"""One step of a plan: how often it is asked in a round, at how many models, and by which work."""
+Step = dict[str, Any]  # of a plan: times in a round, models, batch and local work
+Asked = tuple[Question, dict[str, Any]]  # with the arguments of its request
 
 
 def make_plan(
@@ -153,7 +147,7 @@ class _Rehearsal(Mailbox):
     def __init__(self, clients: list[Client], limits: Any) -> None:
         super().__init__(None, limits, len(clients))  # type: ignore[arg-type]
         self.clients = clients
-        self.asked: list[dict[str, Question]] = [{} for _ in clients]
+        self.asked: list[dict[str, Asked]] = [{} for _ in clients]
 
     @override
     def ask(self, requests: Mapping[int, Request], check: Check, partial: bool = False) -> Answers:
@@ -161,7 +155,7 @@ class _Rehearsal(Mailbox):
         for i, request in requests.items():
             read, client = Request.from_records(request.to_records()), self.clients[i]
             memory = Memory(client.root, request.run, client.name)
-            self.asked[i].update({q.digest: q for q in list_questions(read, memory)})
+            self.asked[i] |= {q.digest: (q, read.args) for q in list_questions(read, memory)}
             reply = Worker(client, read).answer()
             if request.op == "curvature":  # which sites with a budget say
                 reply = replace(reply, numbers={"deviation": 0.0})
@@ -232,20 +226,20 @@ def _introduce(task: Task, federation: Federation, noised: bool = False) -> Memb
     return Members("rehearsal", task, hellos, engine)
 
 
-def _count(found: dict[str, Step], asked: list[Question], config: AppConfig) -> None:
+def _count(found: dict[str, Step], asked: list[Asked], config: AppConfig) -> None:
     """Add one client's questions: of each step the most in a round, and what they have alike."""
-    steps = defaultdict[str, dict[int, list[Question]]](lambda: defaultdict(list))
-    for question in asked:
-        steps[question.step][question.scope].append(question)
-    for step, rounds in steps.items():
-        mine, old = [q for one in rounds.values() for q in one], found.get(step, {})
-        times = max(len(one) for one in rounds.values())
-        models = max(len({q.model for q in one}) for one in rounds.values())
-        times = max(TRIES, times) if "#" in step else times
-        works = [q.work for q in mine if q.work]
-        most = {"times": times, "models": models}
+    steps = defaultdict[str, list[Asked]](list)
+    for question, args in asked:
+        steps[question.step].append((question, {} if "opened" in question.step else args))
+    for step, mine in steps.items():
+        scopes, old = Counter(q.scope for q, _ in mine), found.get(step, {})
+        models = Counter(scope for scope, _ in {(q.scope, q.model) for q, _ in mine})
+        most = {"times": max(scopes.values()), "models": max(models.values())}
+        most["times"] = max(most["times"], TRIES if "#" in step else 0)
         most = {key: max(count, old.get(key, 0)) for key, count in most.items()}
-        found[step] = {**most, "batch": mine[0].batch, "work": _common_work(works, config)}
+        works = [dict(args["work"]) for _, args in mine if args.get("work")]
+        batch = mine[0][1].get("batch_size")
+        found[step] = {**most, "batch": batch, "work": _common_work(works, config)}
 
 
 def _common_work(works: list[Mapping[str, Any]], config: AppConfig) -> dict[str, Any]:

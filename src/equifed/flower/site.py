@@ -42,9 +42,9 @@ class SiteError(ValueError):
 
 # -- its settings ----------------------------------------------------------------------------------
 
+# What a site's file may hold: text, and tables of text
 PLAIN = ("name", "data", "memory", "privacy", "policy", "results", "peers")
 TABLES = ("columns", "units")
-"""Settings that a site's file may hold: plain ones, and tables of text."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,7 @@ def _read_toml(path: Path, what: str) -> dict[str, Any]:
 
 # -- its rules -------------------------------------------------------------------------------------
 
-Privacy = Literal["none", "secure"]
-"""How much of its vectors a client shows: all, or nothing but sums."""
+Privacy = Literal["none", "secure"]  # a client shows all of its vectors, or nothing but sums
 
 
 def check_privacy(level: object) -> None:
@@ -288,14 +287,10 @@ CURES = {
     TABLE: " (give arrays, prepared with public scales and categories)",
 }
 
-MOMENTS = "moments"
-"""Stands for the model in hidden sums of noised curvature, which is the same at all models."""
-
-PAID = ("losses", "gradient", "local", "curvature")
-"""Requests that are answered with noise."""
-
+MOMENTS = "moments"  # for the model in hidden sums of noised curvature, the same at all models
+PAID = ("losses", "gradient", "local", "curvature")  # are answered with noise
+# Their answers depend on rows through noised ones alone, or not at all
 FREE = ("hello", "sum", "norms", "recall", "keys", "shares", "boxes", "unmask", "bounds", "deliver")
-"""Requests whose answers depend on rows through noised ones alone, or not at all."""
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from equifed.data import DataError, Federation, Preparation
 from equifed.data.fit_by_sums import find_names, to_vector
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
-from equifed.flower.account import Account, accept_plan
+from equifed.flower.account import accept_plan, admit, find_plan
 from equifed.flower.memory import Memory, Refused, Stale, digest, keep_delivery, refuse_if, slug
 from equifed.flower.participant import Client, SiteData
-from equifed.flower.plan import digest_sent, list_questions, name_common
-from equifed.flower.secure.masking import Masking, Signer
+from equifed.flower.plan import Plan, digest_sent, list_questions, name_common
+from equifed.flower.secure.masking import Masking, sign_told
 from equifed.flower.site import FREE, MOMENTS, PAID, TABLE, refuse
 from equifed.flower.task import PACKAGES, OneClient, Schema
 from equifed.flower.wire import (
@@ -58,7 +58,7 @@ class Worker:
         self.client, self.request, self.args = client, request, request.args
         self.policy, self.memory = client.policy, Memory(client.root, request.run, client.name)
         self.round = int(self.args.get("round", 0))
-        self.account: Account | None = None
+        self.plan: Plan | None = None  # none in a hello, and where the site lets anybody ask
 
     @cached_property
     def federation(self) -> Federation:
@@ -69,48 +69,45 @@ class Worker:
     def engine(self) -> OneClient:
         """The library's own engine on these samples; under a budget one that adds noise."""
         client, budget = self.client, self.policy.budget
-        if budget is not None and self.account is not None:
-            given = self.account.plan, client.root, client.name
+        if budget is not None and self.plan is not None:
+            given = self.plan, client.root, client.name
             return budget.build_engine(client.task, self.federation, *given)
         position, told = max(self.request.client, 0), self.args.get("candidate")
         return client.build_engine(self.federation, position, told)
 
     def answer(self) -> Reply:
         """Do what the request says."""
-        op, verb, unusual = self.request.op, VERBS[self.request.op], list[str]()
+        op, verb = self.request.op, VERBS[self.request.op]
         if op != "hello":
-            self.account = Account.open(self.memory, self.policy)
-        if self.account is not None:
-            self._refuse_far(self.account)
-            unusual = self.account.admit(self.request)
+            self.plan = find_plan(self.memory, self.policy)
+        if self.plan is not None:
+            for name in sorted({"x", "target", "control"} & set(self.request.arrays)):
+                self._refuse_far(self.plan, name)
+            admit(self.plan, self.request, self.memory)
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
         if verb.own_part and self.engine.remembers_own():
             after = int(self.args.get("own_round", 0)) + 1
             self._bind_own_part(self.round if verb.own_part == "before" else after)
         if verb.masks:
-            reply = self.request.reply(getattr(self._masking(), op)())
-        else:
-            reply = self._tell_again(op) or getattr(self, op)()
-        return replace(reply, numbers={**reply.numbers, "unusual": unusual}) if unusual else reply
+            return self.request.reply(getattr(self._masking(), op)())
+        told = None if self.policy.budget is None else self._tell_again(op)
+        return told or getattr(self, op)()  # type: ignore[no-any-return]
 
-    def _refuse_far(self, account: Account) -> None:
-        """Refuse models that are longer than honest training makes them."""
-        if "x" not in self.request.arrays:
-            return
-        first = self.client.measure_first(self.engine, account.plan.seed)
-        account.check_model("the model", float(self._sent("x").double().norm()), first)
-        for name in sorted({"target", "control"} & set(self.request.arrays)):
+    def _refuse_far(self, plan: Plan, name: str) -> None:
+        """Refuse a model that is longer than honest training makes it, or the way to one."""
+        what, length = "the model", float(self._sent(name).double().norm())
+        if name != "x":
             work = LocalWork.from_dict(self.args["work"])
-            way = work.lr * float(work.steps_for([self.client.sizes["train"]])[0])
-            moved = way * float(self._sent(name).double().norm())
-            account.check_model("the correction of local steps", moved, first)
+            length *= work.lr * float(work.steps_for([self.client.sizes["train"]])[0])
+            what = "the correction of local steps"
+        plan.check_model(what, length, self.client.measure_first(self.engine, plan.seed))
 
     def _tell_again(self, op: str) -> Reply | None:
-        """Under a budget, refuse what has no mechanism; tell again what was told, for nothing."""
-        if self.policy.budget is None:
-            return None
-        if op not in (*PAID, *FREE) or (op == "hello" and isinstance(self.client.data, SiteData)):
-            refuse(op if op != "hello" else TABLE)
+        """Refuse what has no mechanism under a budget; tell again what was told, for nothing."""
+        if op not in (*PAID, *FREE):
+            refuse(op)
+        if op == "hello" and isinstance(self.client.data, SiteData):
+            refuse(TABLE)
         if op not in PAID:
             return None
         (asked, *_) = list_questions(self.request, self.memory)
@@ -118,14 +115,10 @@ class Worker:
         if told is None:
             return None
         rows = {k: self.memory.get(f"{told['tag']}/{k}") for k in told["parts"]}
-        kept = {
-            k: DenseVectors(self._tensor(row)[None]) for k, row in rows.items() if row is not None
-        }
-        refuse_if(
-            len(kept) < len(rows),
-            f"{asked.step!r:.80} was answered before, and the answer is no longer stored",
-        )
-        return self._keep(told["numbers"], kept)
+        lost = f"{asked.step!r:.80} was answered before, and the answer is no longer stored"
+        refuse_if(any(row is None for row in rows.values()), lost)
+        parts = {k: DenseVectors(self._tensor(row)[None]) for k, row in rows.items()}
+        return self._keep(told["numbers"], parts)
 
     # -- before the first round -------------------------------------------------------------------
 
@@ -149,7 +142,8 @@ class Worker:
             schema, model = Schema.of(self.federation), client.task.fingerprint(self.engine)
             about |= {"schema": schema.to_dict(), "model": model}
             about["noised"] = self.policy.budget is not None
-        return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
+        told = {**about, "notes": notes}
+        return self.request.reply(sign_told(told, client.identity, self.request.run, "hello"))
 
     def prepare(self) -> Reply:
         """Answer one question of the fit, in clear or under masks."""
@@ -200,10 +194,10 @@ class Worker:
             target=None if control is None else self._sent("target"),
             slopes=None if slope is None else np.array([float(slope)]),
         )  # fmt: skip
-        if self.account is not None and moved.displacement is not None:
-            first = self.client.measure_first(self.engine, self.account.plan.seed)
+        if self.plan is not None and moved.displacement is not None:
+            first = self.client.measure_first(self.engine, self.plan.seed)
             after = x.double() - moved.displacement.weighted_sum(np.ones(1))
-            self.account.check_model("the model after local steps", float(after.norm()), first)
+            self.plan.check_model("the model after local steps", float(after.norm()), first)
         self._keep_own_part()
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
         if moved.thresholds is not None:
@@ -227,7 +221,7 @@ class Worker:
         form, thin = self.args["form"], self.request.arrays.get("thin")
         model, numbers, dtype = digest_sent(self.request), {}, self.engine.model.dtype
         if self.policy.budget is not None:
-            if form != "mean" or thin is not None or self.account is None:
+            if form != "mean" or thin is not None or self.plan is None:
                 raise Refused(
                     f"under a privacy budget curvature is sent as 'mean', not as {form!r:.20}"
                 )
@@ -349,9 +343,9 @@ class Worker:
 
     def _round_loss(self, losses: NDArray[Any]) -> float:
         """Return this client's loss as it may leave: rounded where sums are hidden."""
-        plan = self.account and self.account.plan
         losses = losses if self.policy.budget is None else np.maximum(losses, 0.0)
-        step = plan.rounding if plan and plan.privacy == "secure" else 0.0
+        hidden = self.plan is not None and self.plan.privacy == "secure"
+        step = self.plan.rounding if self.plan is not None and hidden else 0.0
         return float(round_losses(losses, step)[0])
 
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, Any]) -> Reply:
@@ -397,16 +391,14 @@ class Worker:
         return vector
 
     def _masking(self) -> Masking:
-        cap = None if self.account is None else self.account.plan.cap
-        return Masking(self.memory, self.args["mask"], self.request.client, self._signer(), cap)
-
-    def _signer(self) -> Signer:
-        """Return who signs here, and checks others against the plan's members: no site beside."""
-        identity, plan = self.client.identity, self.account and self.account.plan
-        if plan and plan.members:
-            members = {name: PublicKey(line, name) for name, line in plan.members.items()}
-            identity = replace(identity, peers=members)
-        return Signer(identity, self.request.run, self.client.name)
+        """Return this client's part in a hidden sum, in which the plan's members are trusted."""
+        client, request, identity, cap = self.client, self.request, self.client.identity, None
+        if self.plan is not None:
+            members, cap = self.plan.members, self.plan.cap
+            listed = {name: PublicKey(line, name) for name, line in members.items()}
+            identity = replace(identity, peers=listed) if members else identity
+        about = request.client, request.run, client.name
+        return Masking(self.memory, self.args["mask"], *about, identity, cap)
 
     def _sent(self, name: str) -> Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))

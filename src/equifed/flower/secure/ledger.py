@@ -7,10 +7,9 @@ show nobody. With H the orthogonal projection onto it, :math:`h_{ii}` is the lar
 
 A sum is opened only if, among all of its round and of its model,
 
-* its members (those with a weight) are those of every other sum, or at least
-  :data:`APART` of them differ,
+* its members (those with a weight) are those of every other sum, or at least three of them differ,
 * no combination with others of the same vectors leaves fewer than three members, and none has more
-  than :data:`LARGEST_SHARE` of its squared weights on one client.
+  than 0.99 of its squared weights on one client.
 
 What may not be opened is answered from what was: by the nearest combination of the sums of these
 vectors at this model, which the server could have formed anyway.
@@ -26,23 +25,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LEAST_MEMBERS = 3
-"""Members of a sum: of two, each would know the other's vector."""
-
-APART = 3
-"""Members by which two sums at one model differ at least, if at all."""
-
-LARGEST_SHARE = 0.99
-"""Of the squared weights of a sum, or of a difference of sums, that one client may have."""
-
-PAIR_SHARE = 1 - 1e-6
-"""Of the squared weights of a difference of sums that two clients may have."""
-
-REMEMBERED = 4096
-"""Sums whose rows are remembered."""
-
-TOTALS = 64
-"""Sums whose totals are remembered, to stand in for others."""
+LEAST_MEMBERS = 3  # of a sum: of two, each would know the other's vector
+APART = 3  # members by which two sums at one model differ at least, if at all
+LARGEST_SHARE = 0.99  # of the squared weights of a sum, or of a difference, that one client has
+PAIR_SHARE = 1 - 1e-6  # of those of a difference that two clients have
+REMEMBERED, TOTALS = 4096, 64  # sums whose rows, and whose totals are remembered
 
 
 class PrivacyError(RuntimeError):

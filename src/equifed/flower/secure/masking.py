@@ -14,27 +14,22 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.flower.memory import Memory, refuse_if
+from equifed.flower.memory import Memory, Refused, refuse_if
 from equifed.flower.secure.ledger import LEAST_MEMBERS, Sum, find_exposed
 from equifed.flower.secure.session import Epoch, Published, Words, from_hex, to_fixed, to_hex
 from equifed.training.keys import PublicKey, read_key_file, read_private, sign
 
-REMEMBERED = 256
-"""Sums that a client remembers to have helped to open."""
-
-LARGEST_SHARE = 0.9
-"""Of the weights of a sum, that a member may have where no plan has a cap."""
-
-DRAWN = 2 / 3
-"""The same, where clients are drawn with replacement."""
+REMEMBERED = 256  # sums that a client remembers to have helped to open
+LARGEST_SHARE = 0.9  # of the weights of a sum, that a member may have where no plan has a cap
+DRAWN = 2 / 3  # the same, where clients are drawn with replacement
 
 
 @dataclass(frozen=True)
@@ -52,62 +47,73 @@ class Identity:
         return cls(None if path is None else read_private(Path(str(path))), peers)
 
 
-@dataclass(frozen=True)
-class Signer:
-    """Signs what this client publishes in a run, and checks what others published."""
+def sign_told(
+    told: Mapping[str, Any], identity: Identity, run: str, purpose: str
+) -> dict[str, Any]:
+    """Return what a client says, with its signature where it has a key."""
+    if identity.key is None:
+        return dict(told)
+    return {**told, "signature": sign(identity.key, "keys", _encode([run, purpose, told]))}
 
-    identity: Identity = field(default_factory=Identity)
-    run: str = ""
-    name: str = ""
 
-    def sign(self, purpose: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys with this client's name, and its signature where it has a key."""
-        told = {**keys, "client": self.name}
-        if self.identity.key is None:
-            return told
-        return {**told, "signature": sign(self.identity.key, *self._encode(purpose, told))}
-
-    def check(self, purpose: str, parties: Iterable[Mapping[str, Any]]) -> None:
-        """Refuse keys that are not signed by whom this site knows; nothing, if it knows nobody."""
-        peers, seen = self.identity.peers, set[str]()
-        for told in parties if peers is not None else ():
-            name = str(told.get("client", ""))[:200]
-            refuse_if(name in seen, "two parties of a hidden sum have the same name")
-            key = (peers or {}).get(name)
-            refuse_if(key is None, f"this site has no key of {name!r}, a party of the hidden sum")
-            refuse_if(
-                key is None or not self.holds(purpose, told, key),
-                f"the keys said to be those of {name!r} are not signed by the key that this site "
-                "has for it",
-            )
-            seen.add(name)
-
-    def holds(self, purpose: str, told: Mapping[str, Any], key: PublicKey) -> bool:
-        """Tell whether what somebody said in this run is signed by a key."""
-        plain = {k: v for k, v in told.items() if k != "signature"}
-        return key.holds(*self._encode(purpose, plain), str(told.get("signature", "")))
-
-    def _encode(self, purpose: str, keys: Mapping[str, Any]) -> tuple[str, bytes]:
-        return "keys", _encode([self.run, purpose, dict(keys)])
+def is_signed(told: Mapping[str, Any], key: PublicKey, run: str, purpose: str) -> bool:
+    """Tell whether what somebody said in a run is signed by a key."""
+    plain = {k: v for k, v in told.items() if k != "signature"}
+    return key.holds("keys", _encode([run, purpose, plain]), str(told.get("signature", "")))
 
 
 class Masking:
     """Answers what a request's ``mask`` table ``args`` says, from the ``memory`` of this client.
 
-    ``own`` is its position; ``signer`` signs its keys, and checks those of others; ``cap`` is the
-    largest share of a sum that a member may have.
+    ``own`` is its position and ``name`` its name in a ``run``; ``cap`` is the largest share of a
+    sum that a member may have. What is written down is on the disk before an answer leaves.
     """
 
     def __init__(
-        self,
-        memory: Memory,
-        args: dict[str, Any],
-        own: int,
-        signer: Signer,
-        cap: float | None = None,
-    ) -> None:
-        self.memory, self.args, self.own, self.signer = memory, args, own, signer
-        self.cap = LARGEST_SHARE if cap is None else cap
+        self, memory: Memory, args: dict[str, Any], own: int, run: str, name: str,
+        identity: Identity, cap: float | None,
+    ) -> None:  # fmt: skip
+        self.memory, self.args, self.own, self.run, self.name = memory, args, own, run, name
+        self.identity, self.cap = identity, LARGEST_SHARE if cap is None else cap
+        self.place = f"epoch {args['name']}"
+        new = {"secret": secrets.token_bytes(32).hex(), "parties": {}, "boxes": {}, "sums": {}}
+        self.kept: dict[str, Any] = memory.read_record(self.place) or {**new, "done": {}}
+        secret, slots = bytes.fromhex(self.kept["secret"]), int(args["slots"])
+        self.epoch = Epoch(str(args["name"]), own, secret, slots)
+
+    def keys(self) -> dict[str, Any]:
+        """Step 1 of a secure sum: the public keys of a new epoch."""
+        self._write_once("keys", b"")
+        told = {**self.epoch.publish().to_dict(), "client": self.name}
+        return sign_told(told, self.identity, self.run, self.place)
+
+    def shares(self) -> dict[str, Any]:
+        """Step 2: encrypted shares for every other party, and digests of all shares."""
+        parties, seen = self.args["parties"], set[str]()
+        for told in parties.values() if self.identity.peers is not None else ():
+            name = str(told.get("client", ""))[:200]
+            refuse_if(name in seen, "two parties of a hidden sum have the same name")
+            key = (self.identity.peers or {}).get(name)
+            if key is None:
+                raise Refused(f"this site has no key of {name!r}, a party of the hidden sum")
+            refuse_if(
+                not is_signed(told, key, self.run, self.place),
+                f"the keys said to be those of {name!r} are not signed by the key that this site "
+                "has for it",
+            )
+            seen.add(name)
+        boxes, digests = self.epoch.share(_read_parties(parties))
+        self._write_once("shares", _encode(parties), parties=parties)
+        return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
+
+    def boxes(self) -> dict[str, Any]:
+        """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
+        told, digests = self.args["boxes"], self.args["digests"]
+        given = from_hex(told, dict, list), from_hex(digests, dict, list)
+        bad = self.epoch.find_bad_boxes(self._agreed_parties(), *given)
+        good = {j: listed for j, listed in told.items() if int(j) not in bad}
+        self._write_once("boxes", _encode([told, digests]), boxes=good)
+        return {"bad": bad}
 
     def mask(self, vector: NDArray[Any], kind: str, model: str, round: int, about: str) -> Words:
         """Return a vector of a kind, model and round, times its public weight, under masks.
@@ -119,51 +125,29 @@ class Masking:
         weights = self._weights(parties)
         words = to_fixed(np.asarray(vector, dtype=np.float64) * weights[self.own], len(parties))
         row = f"{name_row(weights)} of {kind} {model} {round} {about}"
-        self._do_once(f"masked {slot}", _encode([sorted(parties), row]) + words.tobytes())
         entry = {"kind": kind, "model": model, "round": round, "weights": to_keys(weights)}
-        self._write("sums", {**self._read("sums"), str(slot): entry})
-        return self._epoch().mask(words, slot, parties, row)
-
-    def keys(self) -> dict[str, Any]:
-        """Step 1 of a secure sum: the public keys of a new epoch."""
-        return self.signer.sign(self._name("epoch"), self._epoch().publish().to_dict())
-
-    def shares(self) -> dict[str, Any]:
-        """Step 2: encrypted shares for every other party, and digests of all shares."""
-        parties = self.args["parties"]
-        self._do_once("shares", _encode(parties))
-        self.signer.check(self._name("epoch"), parties.values())
-        boxes, digests = self._epoch().share(_read_parties(parties))
-        self._write("parties", parties)
-        return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
-
-    def boxes(self) -> dict[str, Any]:
-        """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
-        told, digests = self.args["boxes"], self.args["digests"]
-        given = from_hex(told, dict, list), from_hex(digests, dict, list)
-        self._do_once("boxes", _encode([told, digests]))
-        bad = self._epoch().find_bad_boxes(self._agreed_parties(), *given)
-        self._write("boxes", {j: listed for j, listed in told.items() if int(j) not in bad})
-        return {"bad": bad}
+        content = _encode([sorted(parties), row]) + words.tobytes()
+        sums = {**self.kept["sums"], str(slot): entry}
+        self._write_once(f"masked {slot}", content, sums=sums)
+        return self.epoch.mask(words, slot, parties, row)
 
     def unmask(self) -> dict[str, Any]:
         """Step 4: one share for every party whose box opened."""
-        parties, slot = self._agreed_parties(), int(self.args["slot"])
-        boxes = {j: b[slot] for j, b in from_hex(self._read("boxes"), dict, list).items()}
-        shares, sums = self._epoch().unmask(slot, parties, boxes), self._read("sums")
+        parties, slot, sums = self._agreed_parties(), int(self.args["slot"]), self.kept["sums"]
+        held = from_hex(self.kept["boxes"], dict, list)
+        boxes = {j: listed[slot] for j, listed in held.items()}
         refuse_if(str(slot) not in sums, "no vector of this client is in this sum")
-        opened = self.memory.read_record("opened").get("sums", [])
-        new, *before = _read_sums([sums[str(slot)], *opened])
-        shown = find_exposed(before, new)
+        new, opened = sums[str(slot)], self.memory.read_record("opened").get("sums", [])
+        wanted, *before = _read_sums([new, *opened])
+        shown = find_exposed(before, wanted)
         refuse_if(
             shown,
             f"this sum is not opened: {shown}. This client helped to open a sum at this model with "
             "others; continue when those missing are back",
         )
-        if sums[str(slot)] not in opened:
-            kept = [*opened[-REMEMBERED + 1 :], sums[str(slot)]]
-            self.memory.write_record("opened", {"sums": kept})
-        return {"shares": to_hex(shares)}
+        if new not in opened:
+            self.memory.write_record("opened", {"sums": [*opened[-REMEMBERED + 1 :], new]})
+        return {"shares": to_hex(self.epoch.unmask(slot, parties, boxes))}
 
     def _weights(self, parties: Mapping[int, Any]) -> dict[int, float]:
         """Return everybody's weight in the sum, which all parties are told; refuse a bad one."""
@@ -174,7 +158,8 @@ class Masking:
             set(weights) != set(parties) or not finite,
             "the weights of a sum are not those of all its parties",
         )
-        refuse_if(len(members) < LEAST_MEMBERS, f"a sum of {len(members)} members hides too little")
+        few = f"a sum of {len(members)} members hides too little"
+        refuse_if(len(members) < LEAST_MEMBERS, few)
         largest = max(members, key=lambda i: abs(weights[i]))
         share = abs(weights[largest]) / sum(map(abs, weights.values()))
         most = max(self.cap, 1.5 / len(members)) if self.cap < DRAWN else self.cap
@@ -186,36 +171,19 @@ class Masking:
         )
         return weights
 
-    def _epoch(self) -> Epoch:
-        """Return this client's part of the epoch; its secret is drawn when first asked for."""
-        kept = self._read("secret")
-        if not kept:
-            kept = {"secret": secrets.token_bytes(32).hex()}
-            self._write("secret", kept)
-        secret, slots = bytes.fromhex(kept["secret"]), int(self.args["slots"])
-        return Epoch(str(self.args["name"]), self.own, secret, slots)
-
     def _agreed_parties(self) -> dict[int, Published]:
         """Return the parties and keys of step 2; later requests cannot change them."""
-        parties = self._read("parties")
-        refuse_if(not parties, "this client takes no part in the epoch; it lost its memory")
-        return _read_parties(parties)
+        lost = "this client takes no part in the epoch; it lost its memory"
+        refuse_if(not self.kept["parties"], lost)
+        return _read_parties(self.kept["parties"])
 
-    def _do_once(self, what: str, content: bytes) -> None:
-        """Refuse to do a step twice with different content: the difference would give it away."""
-        digest, done = hashlib.sha256(content).hexdigest(), self._read("done")
-        other = done.get(what, digest) != digest
+    def _write_once(self, what: str, content: bytes, **more: Any) -> None:
+        """Write a step down; refuse it with different content, as the difference would show it."""
+        digest = hashlib.sha256(content).hexdigest()
+        other = self.kept["done"].setdefault(what, digest) != digest
         refuse_if(other, "this step was already taken with different content")
-        self._write("done", {**done, what: digest})
-
-    def _name(self, kind: str) -> str:
-        return f"{kind} {self.args['name']}"
-
-    def _read(self, kind: str) -> dict[str, Any]:
-        return self.memory.read_record(self._name(kind))
-
-    def _write(self, kind: str, value: dict[str, Any]) -> None:
-        self.memory.write_record(self._name(kind), value)
+        self.kept |= more
+        self.memory.write_record(self.place, self.kept)
 
 
 def name_row(weights: Mapping[int, float]) -> str:
@@ -240,9 +208,9 @@ def _read_sums(entries: Sequence[Mapping[str, Any]]) -> list[Sum]:
     return sums
 
 
-def _encode(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
-
-
 def _read_parties(parties: Mapping[str, Any]) -> dict[int, Published]:
     return {int(i): Published.from_dict(keys) for i, keys in parties.items()}
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()

@@ -55,22 +55,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-NONCE = bytes(12)
-"""Every encryption key is used once, so its nonce may be fixed."""
-
-FRACTION_BITS = 40
-"""Default bits after the point: a step of 9.1e-13 and sums up to 8.3e6 in absolute value."""
-
-PRIME = 2**521 - 1
-SHARE_BYTES = 66
+NONCE = bytes(12)  # every encryption key is used once, so its nonce may be fixed
+FRACTION_BITS = 40  # after the point: a step of 9.1e-13 and sums up to 8.3e6 in absolute value
+PRIME, SHARE_BYTES = 2**521 - 1, 66
 
 Words = NDArray[np.uint64]
-
-Boxes = dict[int, list[bytes]]
-"""Encrypted shares, by client and slot."""
-
-Digests = dict[int, list[bytes]]
-"""Digests of shares, by client and slot."""
+Boxes = dict[int, list[bytes]]  # encrypted shares, by client and slot
+Digests = dict[int, list[bytes]]  # of shares, by client and slot
 
 
 class RangeError(ValueError):

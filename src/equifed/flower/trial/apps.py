@@ -17,9 +17,9 @@ from typing import Any
 
 PACKAGE = ("__init__.py", "server.py", "client.py", "task.py", "equifed.toml")
 TOP = ("pyproject.toml", "README.md")
+# How the lines of a run that are for people begin, and the one with the reason of an end
 PREFIX, ENDED = "equifed: ", "ENDED: "
-"""How the lines of a run that are for people begin; the one with the reason of an end."""
-
+# What to do, by what Flower says
 ADVICE = {
     r"ConnectError|Connection refused|UNAVAILABLE|unavailable|timed? ?out": (
         "The SuperLink cannot be reached: is it running, and is the address of the connection "
@@ -32,8 +32,7 @@ ADVICE = {
         "Connections stand in $FLWR_HOME/config.toml, as [superlink.NAME]."
     ),
 }
-"""What to do, by what Flower says."""
-
+# What is known of a run that ended without a reason of its own, by its status
 SILENT = {
     "unknown": "the SuperLink cannot be reached any more. Start it again with the same --database; "
     "then continue with: equifed flower resume",
@@ -41,7 +40,6 @@ SILENT = {
     "finished:failed": "the server's process of the run ended without a message: it was killed, or "
     "ran out of memory. Continue with: equifed flower resume",
 }
-"""What is known of a run that ended without a reason of its own, by its status."""
 
 
 class SubmitError(RuntimeError):

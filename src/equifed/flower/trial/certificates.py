@@ -24,8 +24,7 @@ from equifed.flower.memory import write_private
 from equifed.training.keys import KeyProblem, make_key, read_private
 
 PEM, AUTHORITY = Encoding.PEM, "equifed trial authority"
-VALID_DAYS = 30
-"""Certificates made here are for trying out and do not last."""
+VALID_DAYS = 30  # certificates made here are for trying out and do not last
 
 HOSTNAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
 NODE_NAME = re.compile(r"(?!(ca|server)\Z)[A-Za-z0-9][A-Za-z0-9._-]*")

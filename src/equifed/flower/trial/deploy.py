@@ -24,8 +24,7 @@ from equifed.runs.run import free_port
 from equifed.training.keys import make_key
 
 HOST = "127.0.0.1"
-CONNECTION = "local"
-"""Name of the connection in the deployment's own Flower configuration."""
+CONNECTION = "local"  # its name in the deployment's own Flower configuration
 
 Process = subprocess.Popen[bytes]
 

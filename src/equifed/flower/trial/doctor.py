@@ -33,8 +33,7 @@ from equifed.flower.wire import VERBS, Reply, Request
 from equifed.training.keys import read_private
 from equifed.training.tables import package_versions
 
-SUPPORTED = ((1, 41), (1, 43))
-"""Flower versions that this library works with: from the first up to, not including, the second."""
+SUPPORTED = ((1, 41), (1, 43))  # versions of Flower: from the first up to, without, the second
 
 
 @dataclass(frozen=True)
