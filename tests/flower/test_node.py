@@ -19,7 +19,7 @@ from equifed.flower.flwr_private import FleetError, Parcel, explain_transport
 from equifed.flower.node import AuditError
 from equifed.flower.plan import Plan, sign_plan
 from equifed.flower.site import Budget, Site, SiteError
-from equifed.flower.trial.certificates import make_node_key
+from equifed.flower.trial.deploy import make_node_key
 from equifed.flower.wire import REFUSED, Reply, Request
 from equifed.privacy.ledger import Entry
 from equifed.training.keys import KeyProblem, public_of
@@ -71,7 +71,7 @@ class FakeFleet:
 
     def receive(self) -> tuple[int, float, Parcel] | None:
         if not self.inbox:
-            raise node.Stop
+            raise KeyboardInterrupt  # as Ctrl-C does
         run, seconds, message = self.inbox.pop(0)
         return run, seconds, Parcel.of(message)
 

@@ -49,7 +49,7 @@ from equifed.flower.rehearsal import make_plan
 from equifed.flower.secure.session import Epoch
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Policy, Site, SiteError
-from equifed.flower.trial.certificates import make_node_key
+from equifed.flower.trial.deploy import make_node_key
 from equifed.flower.wire import Reply, Request
 from equifed.training.keys import KeyProblem, make_key, public_of, read_key_file, read_private
 from equifed.training.loop import train

@@ -79,7 +79,7 @@ def read_signed(told: Any, policy: Policy) -> tuple[str, Plan]:
 
 def _check_members(plan: Plan, client: Client) -> None:
     """Refuse a plan without this site, or with other keys than those of its peers."""
-    peers, members, name = client.identity.peers, plan.members, client.name
+    peers, members, name = client.peers, plan.members, client.name
     refuse_if(
         members and name not in members,
         f"the plan does not name {name!r} among those who take part",

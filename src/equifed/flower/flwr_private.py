@@ -270,11 +270,8 @@ class Fleet:
         found = self._call("PullMessages", use("PullMessagesRequest")(node=self._node))
         if not found.messages_list:
             return None
-        head, tree = (
-            use("message_from_proto")(found.messages_list[0]),
-            found.message_object_trees[0],
-        )
-        run, seconds = head.metadata.run_id, head.metadata.ttl
+        head = use("message_from_proto")(found.messages_list[0])
+        run, seconds, tree = head.metadata.run_id, head.metadata.ttl, found.message_object_trees[0]
         return run, seconds, _fetch(self._call, self._node, run, head, tree, seconds)
 
     def send(self, reply: Parcel, message: Message, seconds: float) -> None:
@@ -288,8 +285,7 @@ class Fleet:
         pushed = self._call("PushMessages", request)
         wanted, call = set(pushed.objects_to_push), functools.partial(self._call, "PushObject")
         push = use("make_push_object_fn_protobuf")(call, self._node, run, pushed.session_id)
-        ids = dict.fromkeys(t.object_id for t in use("iterate_object_tree")(tree))
-        contents = ((key, reply.contents[key]) for key in ids if key in wanted)
+        contents = (pair for pair in reply.contents.items() if pair[0] in wanted)
         use("push_object_contents_from_iterable")(contents, push)
 
     def explain(self, error: Exception) -> str:
@@ -408,11 +404,10 @@ def pull_replies(grid: Grid, ids: list[str], limit: int, seconds: float) -> list
         message, problem = None, ""
         try:
             message = _fetch(call, *about, head, tree, seconds, limit).open()
-        except OverflowError as error:
-            problem = f"sent a reply {error}"
         except Exception as error:
-            unsent = type(error).__name__ == "ObjectPullError"
-            problem = f"sent a reply that cannot be read ({type(error).__name__})"
-            problem = "announced a reply and did not send all of it" if unsent else problem
+            kind = type(error).__name__
+            told = {"ObjectPullError": "announced a reply and did not send all of it"}
+            told["OverflowError"] = f"sent a reply {error}"
+            problem = told.get(kind, f"sent a reply that cannot be read ({kind})")
         out.append(Received(head.metadata.reply_to_message_id, message, problem))
     return out

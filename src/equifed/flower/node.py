@@ -48,10 +48,6 @@ LONGEST = 4096  # characters of numbers that a line quotes; of longer ones (shar
 log = logging.getLogger("equifed")
 
 
-class Stop(BaseException):
-    """The operating system asked the node to end."""
-
-
 class Node:
     """The node of one site; ``connect`` makes a connection.
 
@@ -59,9 +55,9 @@ class Node:
     """
 
     def __init__(self, site: Site, connect: Callable[[], Fleet], audit: Path | None = None) -> None:
-        self.site, self.connect, self.name = site, connect, site.name
-        self.policy, self.work = Policy.of(site.settings), Workshop(site)
-        self.audit = Audit(audit or site.memory / "audit.jsonl", self.name)
+        self.site, self.connect, self.work = site, connect, Workshop(site)
+        self.policy = Policy.of(site.settings)
+        self.audit = Audit(audit or site.memory / "audit.jsonl", site.name)
         self._told, self._since = "", 0.0
 
     def run(self) -> None:
@@ -70,7 +66,7 @@ class Node:
             self.work.start()
             self.audit.write("started", app=self.site.app)
             self._connect_again_and_again()
-        except Stop:
+        except KeyboardInterrupt:
             log.info("equifed: the node ends")
         finally:
             self.work.stop()
@@ -80,22 +76,20 @@ class Node:
     def _connect_again_and_again(self) -> None:
         pause = RETRY[0]
         while True:
-            with contextlib.ExitStack() as stack:
-                try:
-                    fleet = self.connect()
-                    stack.callback(fleet.close)
+            try:
+                with contextlib.closing(self.connect()) as fleet:
                     number = fleet.open()
                     self.audit.write("connected", superlink=fleet.address, node=str(number))
-                    log.info("equifed: %s is connected to %s", self.name, fleet.address)
+                    log.info("equifed: %s is connected to %s", self.site.name, fleet.address)
                     self._told, pause = "", RETRY[0]
                     self._serve(fleet)
-                except AuditError:
-                    raise
-                except FleetError as error:
-                    self._tell(str(error))
-                except Exception as error:  # a node that stays outlives what nobody thought of
-                    log.exception("equifed: the connection failed")
-                    self._tell(f"the connection failed ({type(error).__name__})")
+            except AuditError:
+                raise
+            except FleetError as error:
+                self._tell(str(error))
+            except Exception as error:  # a node that stays outlives what nobody thought of
+                log.exception("equifed: the connection failed")
+                self._tell(f"the connection failed ({type(error).__name__})")
             time.sleep(pause)
             pause = min(2 * pause, RETRY[1])
 
@@ -174,7 +168,7 @@ class Node:
         except WorkFailed as error:
             kind, text = "failed", str(error)
         log.error("equifed: %s", text)
-        failed = request.reply({"name": self.name}, error=kind, text=text)
+        failed = request.reply({"name": self.site.name}, error=kind, text=text)
         return Parcel.of(Message(failed.to_records(), reply_to=message))
 
 
@@ -207,13 +201,7 @@ def serve_site(
     except (ValueError, OSError) as error:
         raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
 
-    def stop(number: int, frame: object) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):  # the first one ends the node
-            signal.signal(each, signal.SIG_IGN)
-        raise Stop
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     # The key also signs the hello, and the keys of hidden sums.
     Node(site, lambda: Fleet(superlink, trusted, key), audit).run()
 

@@ -24,16 +24,19 @@ from equifed.data.items import take_items
 from equifed.data.reading import Named
 from equifed.data.site_table import SiteTable, TableSettings, find_stretched
 from equifed.flower.memory import Memory, Stale, refuse_if
-from equifed.flower.secure.masking import Identity
 from equifed.flower.site import Policy, Site
 from equifed.flower.task import Candidate, OneClient, Schema, Task, shorten_names
+from equifed.training.keys import read_key_file, read_private
+
+MOST_COLUMNS, MOST_LABELS = 200, 50  # without names, and labels, that are told at most
+Rows = tuple[dict[str, Sequence[Any]], Sequence[str] | None]  # columns, and labels if there are any
 
 log = logging.getLogger("equifed")
 
 
 @dataclass
 class Client:
-    """One client: its data, its task, and its site with policy and keys.
+    """One client: its data, its task, and its site with policy and keys (``peers``: of all sites).
 
     A table becomes samples when the preparation of all sites is known.
     """
@@ -47,7 +50,9 @@ class Client:
 
     def __post_init__(self) -> None:
         self.policy = Policy.of(self.site.settings)
-        self.identity = Identity.from_settings(self.site.settings)
+        told = self.site.settings
+        self.peers = read_key_file(Path(str(told["peers"]))) if "peers" in told else None
+        self.key = read_private(Path(str(told["node-key"]))) if "node-key" in told else None
 
     @property
     def name(self) -> str:
@@ -102,9 +107,13 @@ class Client:
         told: dict[str, Any] = {"rows": self.sizes}
         if not self.policy.show_by_name:
             return told
-        if isinstance(self.data, SiteData):
-            return told | self.data.describe_rows()
-        return told | describe_arrays(self.data)
+        data = self.data
+        columns, labels = data.list_rows() if isinstance(data, SiteData) else list_arrays(data)
+        told["columns"] = {name: describe_values(values) for name, values in columns.items()}
+        if labels is not None:
+            counts = Counter(labels)
+            told["labels"] = {text: counts[text] for text in sorted(counts)[:MOST_LABELS]}
+        return told
 
 
 # -- arrays and data sets --------------------------------------------------------------------------
@@ -194,22 +203,18 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
     return parts
 
 
-MOST_COLUMNS, MOST_LABELS = 200, 50  # without names, and labels, that are told at most
-
-
-def describe_arrays(federation: Federation) -> dict[str, Any]:
-    """Return columns and labels of a client's training arrays."""
+def list_arrays(federation: Federation) -> Rows:
+    """Return the columns and labels of a client's training arrays."""
     train, prepared = federation.train, federation.preparation
     flat = train.inputs.reshape(len(train), -1).astype(np.float64)
     names: Sequence[str] = () if prepared is None else prepared.feature_names
     if len(names) != flat.shape[1]:
         names = [f"feature {k + 1}" for k in range(min(flat.shape[1], MOST_COLUMNS))]
-    told = {"columns": {c: describe_values(flat[:, k].tolist()) for k, c in enumerate(names)}}
-    if federation.classes is not None:
-        counts = np.bincount(train.targets.ravel(), minlength=federation.classes).tolist()
-        titles = federation.class_names or [f"class {k}" for k in range(len(counts))]
-        told["labels"] = dict(zip(titles, counts, strict=True))
-    return told
+    columns = {name: flat[:, k].tolist() for k, name in enumerate(names)}
+    if federation.classes is None:
+        return columns, None
+    titles = federation.class_names or [f"class {k}" for k in range(federation.classes)]
+    return columns, [titles[k] for k in train.targets.ravel().tolist()]
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -267,20 +272,15 @@ class SiteData:
         )
         return made
 
-    def describe_rows(self) -> dict[str, Any]:
-        """Return columns and labels of the training rows."""
-        request, told = self.table.request, dict[str, Any]()
-        columns = self.table.take([*self.table.features, request.target], "train")
-        told["columns"] = {name: describe_values(columns[name]) for name in self.table.features}
-        values = columns[request.target]
-        numbers = to_numbers(values)
+    def list_rows(self) -> Rows:
+        """Return the columns of the training rows, and the labels, if the target has any."""
+        request, names = self.table.request, [*self.table.features, self.table.request.target]
+        columns: dict[str, Any] = dict(self.table.take(names, "train"))
+        numbers = to_numbers(columns[request.target])
         fractions = numbers is not None and not (numbers == np.rint(numbers)).all()
         if request.task == "regression" or fractions:
-            told["columns"][request.target] = describe_values(values)
-        else:
-            labels = Counter(name_category(v) for v in values)
-            told["labels"] = {text: labels[text] for text in sorted(labels)[:MOST_LABELS]}
-        return told
+            return columns, None
+        return columns, [name_category(value) for value in columns.pop(request.target)]
 
     def find_far(self, totals: Mapping[str, Any]) -> list[str]:
         """Name the columns whose mean here is far from that of the other sites.

@@ -207,7 +207,7 @@ def list_questions(request: Request, memory: Memory) -> list[Question]:
     if op in UNCOUNTED:
         return []
     model, scope = digest_sent(request), find_round(address)
-    step, about = f"{op} {_name_place(list(map(str, address)))}", [model]
+    step, about = f"{op} {_name_place(list(map(str, address)))}", list[Any]([model])
     if op in KEYED:
         key, old = str(args["key"]), str(args.get("minus", ""))
         model, scope, _ = memory.trace(key)

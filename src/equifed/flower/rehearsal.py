@@ -22,14 +22,7 @@ from equifed.contract.evaluation import SPLITS
 from equifed.data import Federation
 from equifed.data.fields import KINDS, Layout, Packed
 from equifed.flower.app_config import AppConfig, FederationSettings, Kept, read_app_settings
-from equifed.flower.fit import (
-    LONGEST,
-    MEASURED,
-    STRENGTHS,
-    build_solver,
-    count_candidates,
-    present,
-)
+from equifed.flower.fit import LONGEST, MEASURED, STRENGTHS, build_solver, count_candidates, present
 from equifed.flower.flwr_private import parse_node_config
 from equifed.flower.handshake import Hello
 from equifed.flower.mailbox import Answers, Check, Mailbox
@@ -37,14 +30,7 @@ from equifed.flower.members import Members
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import SecureSums
 from equifed.flower.participant import Client
-from equifed.flower.plan import (
-    Plan,
-    Question,
-    list_questions,
-    pack_plan,
-    read_plan,
-    sign_plan,
-)
+from equifed.flower.plan import Plan, Question, list_questions, pack_plan, read_plan, sign_plan
 from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Privacy, Site, import_from
@@ -242,7 +228,7 @@ def _count(found: dict[str, Step], asked: list[Asked], config: AppConfig) -> Non
         found[step] = {**most, "batch": batch, "work": _common_work(works, config)}
 
 
-def _common_work(works: list[Mapping[str, Any]], config: AppConfig) -> dict[str, Any]:
+def _common_work(works: Sequence[Mapping[str, Any]], config: AppConfig) -> dict[str, Any]:
     """Return the settings of local work that are the same in every round, and the largest lr."""
     same = {k: works[0][k] for k in RECKONED if works and all(w[k] == works[0][k] for w in works)}
     largest = max((float(work["lr"]) for work in works), default=None)

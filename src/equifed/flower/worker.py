@@ -30,7 +30,7 @@ from equifed.flower.account import accept_plan, admit, find_plan
 from equifed.flower.memory import Memory, Refused, Stale, digest, keep_delivery, refuse_if, slug
 from equifed.flower.participant import Client, SiteData
 from equifed.flower.plan import Plan, digest_sent, list_questions, name_common
-from equifed.flower.secure.masking import Masking, sign_told
+from equifed.flower.secure.masking import LARGEST_SHARE, Masking, sign_told
 from equifed.flower.site import FREE, MOMENTS, PAID, TABLE, refuse
 from equifed.flower.task import PACKAGES, OneClient, Schema
 from equifed.flower.wire import (
@@ -81,7 +81,8 @@ class Worker:
         if op != "hello":
             self.plan = find_plan(self.memory, self.policy)
         if self.plan is not None:
-            for name in sorted({"x", "target", "control"} & set(self.request.arrays)):
+            sent = set(self.request.arrays)
+            for name in sorted(sent & {"x", "target", "control"} if "x" in sent else ()):
                 self._refuse_far(self.plan, name)
             admit(self.plan, self.request, self.memory)
         self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
@@ -91,7 +92,7 @@ class Worker:
         if verb.masks:
             return self.request.reply(getattr(self._masking(), op)())
         told = None if self.policy.budget is None else self._tell_again(op)
-        return told or getattr(self, op)()  # type: ignore[no-any-return]
+        return told or getattr(self, op)()
 
     def _refuse_far(self, plan: Plan, name: str) -> None:
         """Refuse a model that is longer than honest training makes it, or the way to one."""
@@ -116,8 +117,8 @@ class Worker:
             return None
         rows = {k: self.memory.get(f"{told['tag']}/{k}") for k in told["parts"]}
         lost = f"{asked.step!r:.80} was answered before, and the answer is no longer stored"
-        refuse_if(any(row is None for row in rows.values()), lost)
-        parts = {k: DenseVectors(self._tensor(row)[None]) for k, row in rows.items()}
+        parts = {k: self._held(row) for k, row in rows.items() if row is not None}
+        refuse_if(len(parts) < len(rows), lost)
         return self._keep(told["numbers"], parts)
 
     # -- before the first round -------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Worker:
             about |= {"schema": schema.to_dict(), "model": model}
             about["noised"] = self.policy.budget is not None
         told = {**about, "notes": notes}
-        return self.request.reply(sign_told(told, client.identity, self.request.run, "hello"))
+        return self.request.reply(sign_told(told, client.key, self.request.run, "hello"))
 
     def prepare(self) -> Reply:
         """Answer one question of the fit, in clear or under masks."""
@@ -251,7 +252,7 @@ class Worker:
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
-        vectors = DenseVectors(self._tensor(self._recall(str(self.args["key"])))[None])
+        vectors = self._held(self._recall(str(self.args["key"])))
         metric = read_metric(self.request.arrays, self.engine.model.size)
         return self.request.reply({"norm": float(vectors.squared_norms(metric)[0])})
 
@@ -379,7 +380,7 @@ class Worker:
         if "control" in self.request.arrays:
             return DenseVectors(self._sent("control")[None])
         key = self.args["control"]
-        return None if key is None else DenseVectors(self._tensor(self._recall(str(key)))[None])
+        return None if key is None else self._held(self._recall(str(key)))
 
     def _recall(self, key: str) -> NDArray[Any]:
         size, dtype = self._kind()
@@ -392,13 +393,11 @@ class Worker:
 
     def _masking(self) -> Masking:
         """Return this client's part in a hidden sum, in which the plan's members are trusted."""
-        client, request, identity, cap = self.client, self.request, self.client.identity, None
-        if self.plan is not None:
-            members, cap = self.plan.members, self.plan.cap
-            listed = {name: PublicKey(line, name) for name, line in members.items()}
-            identity = replace(identity, peers=listed) if members else identity
-        about = request.client, request.run, client.name
-        return Masking(self.memory, self.args["mask"], *about, identity, cap)
+        client, plan, peers = self.client, self.plan, self.client.peers
+        if plan is not None and plan.members:
+            peers = {name: PublicKey(line, name) for name, line in plan.members.items()}
+        cap = LARGEST_SHARE if plan is None else plan.cap
+        return Masking(self.memory, self.request, client.name, client.key, peers, cap)
 
     def _sent(self, name: str) -> Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))
@@ -408,6 +407,9 @@ class Worker:
 
     def _kind(self) -> tuple[int, str]:
         return self.engine.model.size, str(self.engine.model.dtype)[6:]
+
+    def _held(self, row: NDArray[Any]) -> DenseVectors:
+        return DenseVectors(self._tensor(row)[None])
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.as_tensor(array.copy(), device=self.engine.model.device)

@@ -15,8 +15,6 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,35 +23,18 @@ from numpy.typing import NDArray
 from equifed.flower.memory import Memory, Refused, refuse_if
 from equifed.flower.secure.ledger import LEAST_MEMBERS, Sum, find_exposed
 from equifed.flower.secure.session import Epoch, Published, Words, from_hex, to_fixed, to_hex
-from equifed.training.keys import PublicKey, read_key_file, read_private, sign
+from equifed.flower.wire import Request
+from equifed.training.keys import PublicKey, sign
 
 REMEMBERED = 256  # sums that a client remembers to have helped to open
 LARGEST_SHARE = 0.9  # of the weights of a sum, that a member may have where no plan has a cap
 DRAWN = 2 / 3  # the same, where clients are drawn with replacement
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The key of this site, and those of the others by name; None: they are not known."""
-
-    key: Any = None
-    peers: Mapping[str, PublicKey] | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Identity:
-        """Read the files that a node's settings name."""
-        peers = read_key_file(Path(str(settings["peers"]))) if "peers" in settings else None
-        path = settings.get("node-key")
-        return cls(None if path is None else read_private(Path(str(path))), peers)
-
-
-def sign_told(
-    told: Mapping[str, Any], identity: Identity, run: str, purpose: str
-) -> dict[str, Any]:
+def sign_told(told: Mapping[str, Any], key: Any, run: str, purpose: str) -> dict[str, Any]:
     """Return what a client says, with its signature where it has a key."""
-    if identity.key is None:
-        return dict(told)
-    return {**told, "signature": sign(identity.key, "keys", _encode([run, purpose, told]))}
+    signed = {} if key is None else {"signature": sign(key, "keys", _encode([run, purpose, told]))}
+    return {**told, **signed}
 
 
 def is_signed(told: Mapping[str, Any], key: PublicKey, run: str, purpose: str) -> bool:
@@ -63,37 +44,39 @@ def is_signed(told: Mapping[str, Any], key: PublicKey, run: str, purpose: str) -
 
 
 class Masking:
-    """Answers what a request's ``mask`` table ``args`` says, from the ``memory`` of this client.
+    """Answers what a request's ``mask`` table says, from the ``memory`` of this client.
 
-    ``own`` is its position and ``name`` its name in a ``run``; ``cap`` is the largest share of a
-    sum that a member may have. What is written down is on the disk before an answer leaves.
+    It is called ``name``, signs with its ``key``, and trusts the keys of its ``peers`` alone, if it
+    knows any; ``cap`` is the largest share of a sum that a member may have. What is written down is
+    on the disk before an answer leaves.
     """
 
     def __init__(
-        self, memory: Memory, args: dict[str, Any], own: int, run: str, name: str,
-        identity: Identity, cap: float | None,
+        self, memory: Memory, request: Request, name: str, key: Any,
+        peers: Mapping[str, PublicKey] | None, cap: float,
     ) -> None:  # fmt: skip
-        self.memory, self.args, self.own, self.run, self.name = memory, args, own, run, name
-        self.identity, self.cap = identity, LARGEST_SHARE if cap is None else cap
-        self.place = f"epoch {args['name']}"
+        self.memory, self.args, self.run = memory, request.args["mask"], request.run
+        self.own, self.name, self.key = request.client, name, key
+        self.peers, self.cap = peers, cap
+        self.place = f"epoch {self.args['name']}"
         new = {"secret": secrets.token_bytes(32).hex(), "parties": {}, "boxes": {}, "sums": {}}
         self.kept: dict[str, Any] = memory.read_record(self.place) or {**new, "done": {}}
-        secret, slots = bytes.fromhex(self.kept["secret"]), int(args["slots"])
-        self.epoch = Epoch(str(args["name"]), own, secret, slots)
+        secret, slots = bytes.fromhex(self.kept["secret"]), int(self.args["slots"])
+        self.epoch = Epoch(str(self.args["name"]), self.own, secret, slots)
 
     def keys(self) -> dict[str, Any]:
         """Step 1 of a secure sum: the public keys of a new epoch."""
         self._write_once("keys", b"")
         told = {**self.epoch.publish().to_dict(), "client": self.name}
-        return sign_told(told, self.identity, self.run, self.place)
+        return sign_told(told, self.key, self.run, self.place)
 
     def shares(self) -> dict[str, Any]:
         """Step 2: encrypted shares for every other party, and digests of all shares."""
         parties, seen = self.args["parties"], set[str]()
-        for told in parties.values() if self.identity.peers is not None else ():
+        for told in parties.values() if self.peers is not None else ():
             name = str(told.get("client", ""))[:200]
             refuse_if(name in seen, "two parties of a hidden sum have the same name")
-            key = (self.identity.peers or {}).get(name)
+            key = (self.peers or {}).get(name)
             if key is None:
                 raise Refused(f"this site has no key of {name!r}, a party of the hidden sum")
             refuse_if(

@@ -17,6 +17,7 @@ from functools import partial
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, RecordDict
 
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
@@ -28,9 +29,8 @@ from equifed.flower.flwr_private import (
     set_identity,
 )
 from equifed.flower.site import Policy, Site
-from equifed.flower.trial.certificates import find_key_problems
 from equifed.flower.wire import VERBS, Reply, Request
-from equifed.training.keys import read_private
+from equifed.training.keys import KeyProblem, read_private
 from equifed.training.tables import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))  # versions of Flower: from the first up to, without, the second
@@ -131,6 +131,19 @@ def check_superlink(superlink: str, root_certificates: Path | None) -> Finding:
         return Finding(False, explain_transport(superlink, str(error)))
     except OSError as error:
         return Finding(False, f"{superlink} cannot be reached ({type(error).__name__})")
+
+
+def find_key_problems(path: Path) -> Iterator[str]:
+    """Say what is wrong with a SuperNode's private key: format, kind, or who may read it."""
+    try:
+        key = read_private(path)
+    except KeyProblem as error:
+        yield str(error)
+        return
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        yield f"{path} is not an elliptic-curve key; make one with: ssh-keygen -t ecdsa -b 384"
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        yield f"{path} can be read by others; run: chmod 600 {path}"
 
 
 def _check_registration(superlink: str, root_certificates: Path, node_key: Path) -> Finding:
