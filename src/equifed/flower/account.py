@@ -17,6 +17,8 @@ from equifed.flower.site import Policy
 from equifed.flower.wire import Request, find_round
 from equifed.training.keys import KeyProblem, find_signer
 
+Rules = Mapping[str, object]  # sentences, and whether they are true: then the site refuses
+CHANGED = "the plan of this run was changed after the site had agreed to it"
 KEPT_ROUNDS = 32  # back to which a run may be resumed: older questions are refused
 
 
@@ -34,30 +36,42 @@ def accept_plan(told: Any, client: Client, memory: Memory, run: str) -> None:
     """
     policy, samples, kept = client.policy, client.sizes["train"], memory.read_record("plan")
     if not told:
-        refuse_if(policy.operators, "this site answers only signed runs, and this run has no plan")
+        unsigned = "this site answers only signed runs, and this run has no plan"
+        refuse_if({unsigned: policy.operators})
         return policy.check_run(samples)
     operator, plan = read_signed(told, policy)
     policy.check_run(samples, plan)
+    refuse_if({"the plan belongs to another run": plan.run != run})
     place = client.root / "plans" / f"{plan.digest[:16]}-{slug(client.name)}.json"
     state = read_json(place).get("state")
-    refuse_if(plan.run != run, "the plan belongs to another run")
-    if kept:
-        same = kept["digest"] == plan.digest or plan.extends(read_plan(str(kept["text"])))
-        refuse_if(not same, "the plan of this run was changed after the site had agreed to it")
-    else:
-        other = find_other(json.loads(client.task.about or "null") or plan.config, plan.config)
-        refuse_if(other, f"the plan is of another app than this site installed: {other}")
-        refuse_if(state == "used", "this site deleted what it knew of this run; start a new one")
-        if policy.budget is not None:
-            policy.budget.check_plan(plan, samples, client.root, client.name)
-    _check_members(plan, client)
+    refuse_if(_rules_of_plan(plan, client, kept, state == "used"))
+    if policy.budget is not None and not kept:
+        policy.budget.check_plan(plan, samples, client.root, client.name)
     about = {"digest": plan.digest, "operator": operator, "words": plan.describe()}
     if policy.approve == "ask" and state not in ("approved", "used"):
         write_json(place, {"state": "waiting", **about})
         raise Waiting(f"the people of this site have not approved the plan {plan.digest[:16]} yet")
     memory.write_record("plan", {"digest": plan.digest, **told})
-    write_json(place, {"state": "used", **about})
-    return None
+    return write_json(place, {"state": "used", **about})
+
+
+def _rules_of_plan(plan: Plan, client: Client, kept: Mapping[str, Any], used: bool) -> Rules:
+    peers, members, name = client.peers, plan.members, client.name
+    lines = members if peers is None else {who: key.line for who, key in peers.items()}
+    odd = next((who for who, line in members.items() if lines.get(who) != line), "")
+    alone = peers is not None and plan.privacy == "secure" and not members
+    absent = bool(members) and name not in members
+    new = bool(kept) and kept["digest"] != plan.digest
+    own = json.loads(client.task.about) if client.task.about and not kept else plan.config
+    other = find_other(own, plan.config)
+    return {
+        f"the plan is of another app than this site installed: {other}": other,
+        f"the plan does not name {name!r} among those who take part": absent,
+        "the plan has no members, but this site has a list of peers": alone,
+        f"the plan gives {odd!r} a key that is not in this site's peers": odd,
+        CHANGED: new and not plan.extends(read_plan(str(kept["text"]))),
+        "this site deleted what it knew of this run; start a new one": used and not kept,
+    }
 
 
 def read_signed(told: Any, policy: Policy) -> tuple[str, Plan]:
@@ -68,31 +82,11 @@ def read_signed(told: Any, policy: Policy) -> tuple[str, Plan]:
     except (KeyProblem, KeyError, TypeError) as error:
         raise Refused(f"the plan of the run cannot be read ({type(error).__name__})") from None
     operator = find_signer(policy.operator_keys, PURPOSE, text.encode(), signature)
-    if operator is None and policy.operators:
-        raise Refused(
-            "the plan is not signed by an operator listed in this site's policy"
-            if signature
-            else "this site answers only signed runs, and this run's plan is not signed"
-        )
+    stranger = operator is None and bool(policy.operators)
+    bare = "this site answers only signed runs, and this run's plan is not signed"
+    nobody = "the plan is not signed by an operator listed in this site's policy"
+    refuse_if({nobody: stranger and signature, bare: stranger})
     return operator or "", plan
-
-
-def _check_members(plan: Plan, client: Client) -> None:
-    """Refuse a plan without this site, or with other keys than those of its peers."""
-    peers, members, name = client.peers, plan.members, client.name
-    refuse_if(
-        members and name not in members,
-        f"the plan does not name {name!r} among those who take part",
-    )
-    refuse_if(
-        peers is not None and plan.privacy == "secure" and not members,
-        "the plan has no members, but this site has a list of peers",
-    )
-    lines = members if peers is None else {who: key.line for who, key in peers.items()}
-    for who, line in members.items():
-        refuse_if(
-            lines.get(who) != line, f"the plan gives {who!r} a key that is not in this site's peers"
-        )
 
 
 def find_other(own: Any, told: Any, where: str = "") -> str:
@@ -128,7 +122,7 @@ def find_plan(memory: Memory, policy: Policy) -> Plan | None:
     """
     if kept := memory.read_record("plan"):
         return read_signed(kept, policy)[1]
-    refuse_if(policy.operators, "no plan of this run was agreed to at this site")
+    refuse_if({"no plan of this run was agreed to at this site": policy.operators})
     return None
 
 
@@ -136,91 +130,83 @@ def admit(plan: Plan, request: Request, memory: Memory) -> None:
     """Write a request down in the account of its run, or raise :class:`Refused`."""
     record = memory.read_record("account")
     before = json.dumps(record)
-    if plan.privacy == "secure":
-        _refuse_clear(request)
-    _refuse_other_place(plan, request, record)
-    _refuse_other_candidate(plan, request, record)
+    refuse_if(_rules_of_place(plan, request, record.setdefault("position", request.client)))
+    candidate = request.args.get("candidate")
+    if plan.fit or candidate is not None:
+        refuse_if(_rules_of_candidate(plan, request, bool(record.get("chosen"))))
+    if candidate is not None:
+        record["chosen"] = bool(candidate["whole"])
     for question in list_questions(request, memory):
-        _refuse_unplanned(plan, question, request)
+        refuse_if(_rules_of_step(plan, question, request))
         _count(plan, question, record)
     if json.dumps(record) != before:
         memory.write_record("account", record)
 
 
-def _refuse_clear(request: Request) -> None:
-    """Refuse to show a vector or a single row's answer where the plan shows sums alone."""
-    op, args, allowed = request.op, request.args, "the plan allows only sums, and"
-    more = args.get("give") or args.get("describe") or op == "recall"
-    refuse_if(more, f"{allowed} {op!r} is more")
-    bare = op in ("sum", "curvature", "prepare") and "mask" not in args
-    names = args.get("asked", {}).get("stage") == "names"
-    refuse_if(bare and not names, f"{allowed} {op!r} is a single term")
-
-
-def _refuse_other_place(plan: Plan, request: Request, record: dict[str, Any]) -> None:
-    """Refuse another position, round or name than that of the question.
+def _rules_of_place(plan: Plan, request: Request, place: int) -> Rules:
+    """Return rules of what is shown, and of the position, the round and the name of a request.
 
     Minibatches follow from the position, and what is kept is found by its name and round.
     """
-    args, place = request.args, record.setdefault("position", request.client)
-    refuse_if(
-        request.client != place, f"this site is client {place} of the run, not {request.client}"
-    )
-    if "address" in args:
-        where, scope = "/".join(map(str, args["address"])), find_round(args["address"])
-        named, round = request.tag.rpartition("#")[0], args.get("round", scope)
-        other = f"a request of {where!r:.60} is named {request.tag!r:.60}"
-        refuse_if(named != (where or request.op), other)
-        refuse_if(int(round) != scope, f"a request of round {scope} is said to be of {round}")
-    first = [plan.seed, "initial"]
-    other = "own parts are drawn by another seed than the plan's"
-    refuse_if(args.get("start", first) != first, other)
+    op, args, hidden = request.op, request.args, plan.privacy == "secure"
+    address, first = args.get("address", []), [plan.seed, "initial"]
+    where, scope = "/".join(map(str, address)), find_round(address)
+    other = "address" in args and request.tag.rpartition("#")[0] != (where or op)
+    said = args.get("round", scope) if "address" in args else scope
+    more = args.get("give") or args.get("describe") or op == "recall"
+    bare = op in ("sum", "curvature", "prepare") and "mask" not in args
+    bare = bare and args.get("asked", {}).get("stage") != "names"
+    return {
+        f"the plan allows only sums, and {op!r} is more": hidden and more,
+        f"the plan allows only sums, and {op!r} is a single term": hidden and bare,
+        f"this site is client {place} of the run, not {request.client}": request.client != place,
+        f"a request of {where!r:.60} is named {request.tag!r:.60}": other,
+        f"a request of round {scope} is said to be of {said}": int(said) != scope,
+        "own parts are drawn by another seed than the plan's": args.get("start", first) != first,
+    }
 
 
-def _refuse_other_candidate(plan: Plan, request: Request, record: dict[str, Any]) -> None:
-    """Refuse a candidate that a fit has not, and test rows before the others are done with."""
+def _rules_of_candidate(plan: Plan, request: Request, chosen: bool) -> Rules:
+    """Return rules of the candidates of a fit: test rows come after the others are done with."""
     told, fit = request.args.get("candidate"), plan.fit
-    if told is None and (not fit or request.op == "prepare"):
-        return
     if not fit or told is None:
-        raise Refused(f"the plan {'names candidates' if fit else 'has no candidates'}")
+        words = "the plan names candidates" if fit else "the plan has no candidates"
+        return {words: told is not None or request.op != "prepare"}
     known = told["l2"] in fit["l2"] and told["own_l2"] in (None, *fit["own_l2"])
-    refuse_if(not known, f"the plan has no candidate with {told!r:.80}")
-    whole, splits = bool(told["whole"]), request.args.get("splits", [])
-    refuse_if(
-        any((split == "test") != whole for split in splits),
-        "test rows are measured after the choice alone, validation rows before it",
-    )
-    over = "a candidate was chosen, and others are not solved after that"
-    refuse_if(record.get("chosen") and not whole, over)
-    record["chosen"] = whole
+    whole = bool(told["whole"])
+    early = [split for split in request.args.get("splits", []) if (split == "test") != whole]
+    return {
+        f"the plan has no candidate with {told!r:.80}": not known,
+        "test rows are measured after the choice alone, validation rows before it": early,
+        "a candidate was chosen, and others are not solved after that": chosen and not whole,
+    }
 
 
-def _refuse_unplanned(plan: Plan, asked: Question, request: Request) -> None:
-    args, step = request.args, plan.limits.get(asked.step)
+def _rules_of_step(plan: Plan, asked: Question, request: Request) -> Rules:
+    """Return rules of what is measured, of minibatches and of local work."""
+    args, step, scope = request.args, plan.limits.get(asked.step), asked.scope
     if asked.step == "metrics":
-        known = plan.config["evaluate"]["metrics"]
-        odd = [split for split in args["splits"] if split not in plan.splits]
-        for one in odd + [metric for metric in args["metrics"] if metric not in known]:
-            raise Refused(f"the plan measures nothing on or by {one!r:.40}")
+        known = {*plan.splits, *plan.config["evaluate"]["metrics"]}
+        odd = [one for one in (*args["splits"], *args["metrics"]) if one not in known]
+        refuse_if({f"the plan measures nothing on or by {one!r:.40}": True for one in odd})
     if step is None:
-        raise Refused(f"the plan of this run has no {asked.step!r:.80}")
-    late = f"round {asked.scope} is asked about, the plan has {plan.rounds}"
-    refuse_if(not 0 <= asked.scope <= plan.rounds, late)
-    if request.op in ("losses", "gradient", "local") and "opened" not in asked.step:
-        other = "the minibatches are drawn by another seed than the plan's"
-        refuse_if(int(args["seed"]) != plan.seed, other)
-        batch, usual = args.get("batch_size"), step.get("batch")
-        refuse_if(
-            batch != usual,
-            f"the request has minibatches of {batch}, the plan {usual or 'all rows'}",
-        )
-    for key, value in (step.get("work") or {}).items():
-        given = (args.get("work") or {}).get(key)
-        refuse_if(
-            given != value and not (key == "lr" and 0 < float(given or 0) <= value),
-            f"the request has {key} = {given}, the plan {value}",
-        )
+        return {f"the plan of this run has no {asked.step!r:.80}": True}
+    drawn = request.op in ("losses", "gradient", "local") and "opened" not in asked.step
+    batch, usual, work = args.get("batch_size"), step.get("batch"), args.get("work") or {}
+    seed, rows = drawn and int(args["seed"]) != plan.seed, usual or "all rows"
+    others = {
+        key: value
+        for key, value in (step.get("work") or {}).items()
+        if work.get(key) != value and not (key == "lr" and 0 < float(work.get(key) or 0) <= value)
+    }
+    return {
+        f"round {scope} is asked about, the plan has {plan.rounds}": not 0 <= scope <= plan.rounds,
+        "the minibatches are drawn by another seed than the plan's": seed,
+        f"the request has minibatches of {batch}, the plan {rows}": drawn and batch != usual,
+    } | {
+        f"the request has {key} = {work.get(key)}, the plan {value}": True
+        for key, value in others.items()
+    }
 
 
 def _count(plan: Plan, asked: Question, record: dict[str, Any]) -> None:
@@ -228,7 +214,7 @@ def _count(plan: Plan, asked: Question, record: dict[str, Any]) -> None:
     (step, scope, digest, model), latest = asked, int(record.get("round", 0))
     answered = record.setdefault(step, {}).setdefault(str(scope), {})
     over = f"round {scope} is long over: this run is in round {latest}"
-    refuse_if(0 < scope < latest - KEPT_ROUNDS, over)
+    refuse_if({over: 0 < scope < latest - KEPT_ROUNDS})
     if digest in answered:
         return
     limit, models, wrong = plan.limits[step], len({*answered.values(), model}), ""
@@ -242,7 +228,7 @@ def _count(plan: Plan, asked: Question, record: dict[str, Any]) -> None:
     if wrong:
         used = int(record.get("repeats", 0))  # of what the plan allows for lost clients
         told = f"the run asks for {wrong}{f', round {scope}' if scope else ''}"
-        refuse_if(used >= plan.repeats, told)
+        refuse_if({told: used >= plan.repeats})
         record["repeats"] = used + 1
     answered[digest] = model
     if scope > latest:

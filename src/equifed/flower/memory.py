@@ -39,10 +39,11 @@ class Refused(Exception):
     """The site does not do this; says in our own words which of its rules is against it."""
 
 
-def refuse_if(against: object, why: str) -> None:
-    """Raise :class:`Refused` where one of the site's rules is against a request."""
-    if against:
-        raise Refused(why)
+def refuse_if(rules: Mapping[str, object]) -> None:
+    """Raise :class:`Refused` with the first of these sentences that is true."""
+    for why, against in rules.items():
+        if against:
+            raise Refused(why)
 
 
 def find_root() -> Path:

@@ -265,11 +265,8 @@ class SiteData:
             log.warning("equifed: %s", sentence)
         made = self.table.prepare(fitted, self.settings.dtype)
         column = find_stretched(made, fitted, self.table.request.prepare)
-        refuse_if(
-            column,
-            f"column {column!r:.60} is not scaled as the rows here are; are its units those of the "
-            "others?",
-        )
+        cure = "are its units those of the others?"
+        refuse_if({f"column {column!r:.60} is not scaled as the rows here are; {cure}": column})
         return made
 
     def list_rows(self) -> Rows:

@@ -226,19 +226,19 @@ class Policy:
 
     def allow_clear(self) -> None:
         """Refuse to show a vector, if the site takes part in hidden sums alone."""
-        told = f"with privacy {self.privacy!r} only"
-        refuse_if(self.privacy != "none", f"this node takes part {told}")
+        told = f"this node takes part with privacy {self.privacy!r} only"
+        refuse_if({told: self.privacy != "none"})
 
     def check_work(self, work: LocalSGD, samples: int) -> None:
         """Refuse more local steps than the site does."""
         steps, most = int(work.steps_for([samples])[0]), self.max_steps
-        why = f"{steps} local steps are asked for, this site takes at most {most}"
-        refuse_if(most is not None and steps > most, why)
+        told = f"{steps} local steps are asked for, this site takes at most {most}"
+        refuse_if({told: most is not None and steps > most})
 
     def check_run(self, samples: int, plan: Plan | None = None) -> None:
         """Refuse a run that would ask for what the site does not do, before anything is told."""
         least = f"at least {self.min_samples} training samples, and has fewer"
-        refuse_if(samples < self.min_samples, f"this site takes part with {least}")
+        refuse_if({f"this site takes part with {least}": samples < self.min_samples})
         if plan is not None and plan.privacy != "secure":
             self.allow_clear()
         works = [step["work"] for step in plan.steps.values() if step.get("work")] if plan else []
@@ -274,6 +274,11 @@ CURES = {
     TABLE: " (give arrays, prepared with public scales and categories)",
 }
 
+NO_FIT = (
+    "this site answers under a privacy budget, and a fit compares losses of validation rows, which "
+    "it does not tell with noise. Train one model (do = 'train'), or choose on rows at one place "
+    "with equifed.fit(privacy=...)"
+)
 MOMENTS = "moments"  # for the model in hidden sums of noised curvature, the same at all models
 PAID = ("losses", "gradient", "local", "curvature")  # are answered with noise
 # Their answers depend on rows through noised ones alone, or not at all
@@ -329,11 +334,10 @@ class Budget:
             return
         bounds.multipliers(planned)  # says what is not installed
         ledger, least = self.open_ledger(root, name), mu_of(bounds.epsilon, self.delta) ** 2
-        refuse_if(
-            ledger.left < least * (1 - 1e-9),
-            f"this site's privacy budget does not suffice: the plan costs epsilon "
-            f"{bounds.epsilon:g}, and {ledger.spent:.3g} of {self.epsilon:g} are spent",
-        )
+        costs, spent = f"epsilon {bounds.epsilon:g}", f"{ledger.spent:.3g} of {self.epsilon:g}"
+        told = f"the plan costs {costs}, and {spent} are spent"
+        too_much = ledger.left < least * (1 - 1e-9)
+        refuse_if({f"this site's privacy budget does not suffice: {told}": too_much})
 
     def build_engine(
         self, task: Task, federation: Federation, plan: Plan, root: Path, name: str
@@ -354,12 +358,7 @@ class Budget:
 
 def count(plan: Plan, rows: int) -> Planned:
     """Return how often a plan asks a site with so many rows, or raise :class:`Refused`."""
-    refuse_if(
-        plan.fit,
-        "this site answers under a privacy budget, and a fit compares losses of validation rows, "
-        "which it does not tell with noise. Train one model (do = 'train'), or choose on rows at "
-        "one place with equifed.fit(privacy=...)",
-    )
+    refuse_if({NO_FIT: plan.fit})
     found, q = Counter[str](), 1.0
     for name, step in plan.limits.items():
         op, once = name.removeprefix("once ").partition(" ")[0], name.startswith("once ")
@@ -370,7 +369,7 @@ def count(plan: Plan, rows: int) -> Planned:
         elif op == "local":
             told = step.get("work") or {}
             varying = told.get("steps") is None and told.get("epochs") is None
-            refuse_if(varying, "local work with a varying number of steps has no known price")
+            refuse_if({"local work with a varying number of steps has no known price": varying})
             work = LocalWork.from_dict({"lr": 1.0, **told})
             found["steps"] += times * int(work.steps_for([rows])[0])
             q = min(1.0, (step.get("batch") or rows) / rows)

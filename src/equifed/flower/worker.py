@@ -118,7 +118,7 @@ class Worker:
         rows = {k: self.memory.get(f"{told['tag']}/{k}") for k in told["parts"]}
         lost = f"{asked.step!r:.80} was answered before, and the answer is no longer stored"
         parts = {k: self._held(row) for k, row in rows.items() if row is not None}
-        refuse_if(len(parts) < len(rows), lost)
+        refuse_if({lost: len(parts) < len(rows)})
         return self._keep(told["numbers"], parts)
 
     # -- before the first round -------------------------------------------------------------------
@@ -334,10 +334,8 @@ class Worker:
     def _take_once(self, what: str) -> Any:
         """Return what was said with the hello of a run, which cannot be changed later."""
         told, kept = self.args.get(what), self.memory.read_record(what)
-        refuse_if(
-            told and kept and told != kept,
-            f"the {what} differs from the one this site received earlier in this run",
-        )
+        other = f"the {what} differs from the one this site received earlier in this run"
+        refuse_if({other: told and kept and told != kept})
         if told and not kept:
             self.memory.write_record(what, told)
         return told or kept

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.flower.memory import Memory, Refused, refuse_if
+from equifed.flower.memory import Memory, refuse_if
 from equifed.flower.secure.ledger import LEAST_MEMBERS, Sum, find_exposed
 from equifed.flower.secure.session import Epoch, Published, Words, from_hex, to_fixed, to_hex
 from equifed.flower.wire import Request
@@ -72,19 +72,20 @@ class Masking:
 
     def shares(self) -> dict[str, Any]:
         """Step 2: encrypted shares for every other party, and digests of all shares."""
-        parties, seen = self.args["parties"], set[str]()
+        parties, seen = self.args["parties"], list[str]()
         for told in parties.values() if self.peers is not None else ():
             name = str(told.get("client", ""))[:200]
-            refuse_if(name in seen, "two parties of a hidden sum have the same name")
             key = (self.peers or {}).get(name)
-            if key is None:
-                raise Refused(f"this site has no key of {name!r}, a party of the hidden sum")
-            refuse_if(
-                not is_signed(told, key, self.run, self.place),
-                f"the keys said to be those of {name!r} are not signed by the key that this site "
-                "has for it",
+            signed = key is not None and is_signed(told, key, self.run, self.place)
+            wrong = (
+                f"the keys said to be those of {name!r} are not signed by the key that this site"
             )
-            seen.add(name)
+            refuse_if({
+                "two parties of a hidden sum have the same name": name in seen,
+                f"this site has no key of {name!r}, a party of the hidden sum": key is None,
+                f"{wrong} that this site has for it": not signed,
+            })  # fmt: skip
+            seen.append(name)
         boxes, digests = self.epoch.share(_read_parties(parties))
         self._write_once("shares", _encode(parties), parties=parties)
         return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
@@ -119,15 +120,13 @@ class Masking:
         parties, slot, sums = self._agreed_parties(), int(self.args["slot"]), self.kept["sums"]
         held = from_hex(self.kept["boxes"], dict, list)
         boxes = {j: listed[slot] for j, listed in held.items()}
-        refuse_if(str(slot) not in sums, "no vector of this client is in this sum")
+        refuse_if({"no vector of this client is in this sum": str(slot) not in sums})
         new, opened = sums[str(slot)], self.memory.read_record("opened").get("sums", [])
         wanted, *before = _read_sums([new, *opened])
         shown = find_exposed(before, wanted)
-        refuse_if(
-            shown,
-            f"this sum is not opened: {shown}. This client helped to open a sum at this model with "
-            "others; continue when those missing are back",
-        )
+        helped = "This client helped to open a sum at this model with others"
+        cure = "continue when those missing are back"
+        refuse_if({f"this sum is not opened: {shown}. {helped}; {cure}": shown})
         if new not in opened:
             self.memory.write_record("opened", {"sums": [*opened[-REMEMBERED + 1 :], new]})
         return {"shares": to_hex(self.epoch.unmask(slot, parties, boxes))}
@@ -137,34 +136,31 @@ class Masking:
         weights = {int(i): float(w) for i, w in self.args["weights"].items()}
         members = [i for i, w in weights.items() if w != 0]
         finite = all(map(math.isfinite, weights.values()))
-        refuse_if(
-            set(weights) != set(parties) or not finite,
-            "the weights of a sum are not those of all its parties",
-        )
-        few = f"a sum of {len(members)} members hides too little"
-        refuse_if(len(members) < LEAST_MEMBERS, few)
+        refuse_if({
+            "the weights of a sum are not those of all its parties": set(weights) != set(parties)
+            or not finite,
+            f"a sum of {len(members)} members hides too little": len(members) < LEAST_MEMBERS,
+        })  # fmt: skip
         largest = max(members, key=lambda i: abs(weights[i]))
         share = abs(weights[largest]) / sum(map(abs, weights.values()))
         most = max(self.cap, 1.5 / len(members)) if self.cap < DRAWN else self.cap
         if min(weights.values()) < 0:  # a change of weights has half of itself on either side
             most = max(most, 0.5)
-        refuse_if(
-            share > most * (1 + 1e-9),
-            f"client {largest} has {share:.4g} of the weights of a sum, the cap is {most:.3g}",
-        )
+        told = f"client {largest} has {share:.4g} of the weights of a sum, the cap is {most:.3g}"
+        refuse_if({told: share > most * (1 + 1e-9)})
         return weights
 
     def _agreed_parties(self) -> dict[int, Published]:
         """Return the parties and keys of step 2; later requests cannot change them."""
         lost = "this client takes no part in the epoch; it lost its memory"
-        refuse_if(not self.kept["parties"], lost)
+        refuse_if({lost: not self.kept["parties"]})
         return _read_parties(self.kept["parties"])
 
     def _write_once(self, what: str, content: bytes, **more: Any) -> None:
         """Write a step down; refuse it with different content, as the difference would show it."""
         digest = hashlib.sha256(content).hexdigest()
         other = self.kept["done"].setdefault(what, digest) != digest
-        refuse_if(other, "this step was already taken with different content")
+        refuse_if({"this step was already taken with different content": other})
         self.kept |= more
         self.memory.write_record(self.place, self.kept)
 
