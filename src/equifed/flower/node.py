@@ -165,7 +165,7 @@ class Node:
         except TimeoutError:
             limit = "this site allows" if most < seconds else "the server waits"
             text = f"the work took longer than {limit} and was ended"
-        except WorkFailed as error:
+        except ChildProcessError as error:
             kind, text = "failed", str(error)
         log.error("equifed: %s", text)
         failed = request.reply({"name": self.site.name}, error=kind, text=text)
@@ -300,10 +300,6 @@ def describe_reply(message: Message) -> dict[str, Any]:
 # -- the work, in a process of its own -------------------------------------------------------------
 
 
-class WorkFailed(RuntimeError):
-    """The process that does the work died; says how, not about what."""
-
-
 class Workshop:
     """Does one request at a time in a supervised process."""
 
@@ -324,7 +320,7 @@ class Workshop:
             raise SiteError(wrong)
 
     def answer(self, run: int, node: int, request: Parcel, seconds: float) -> Parcel:
-        """Return the reply; after ``seconds`` the process is ended, with a ``TimeoutError``."""
+        """Return the reply; raises ``ChildProcessError`` if it died, ``TimeoutError`` if it is late."""
         try:
             if self._process is None:
                 self.start()
@@ -332,7 +328,11 @@ class Workshop:
             _put(self._pipe, request, run=run, node=node)
             return self._take(seconds)[1]
         except (OSError, EOFError, SiteError) as error:
-            failed = error if isinstance(error, TimeoutError) else WorkFailed(self._describe_end())
+            failed = (
+                error
+                if isinstance(error, TimeoutError)
+                else ChildProcessError(self._describe_end())
+            )
             self.stop()
             with contextlib.suppress(SiteError):  # told with the next request
                 self.start()

@@ -49,27 +49,15 @@ class Client:
     _first: float | None = None
 
     def __post_init__(self) -> None:
-        self.policy = Policy.of(self.site.settings)
-        told = self.site.settings
+        told, data, self.root = self.site.settings, self.data, self.site.memory
+        self.policy = Policy.of(told)
         self.peers = read_key_file(Path(str(told["peers"]))) if "peers" in told else None
         self.key = read_private(Path(str(told["node-key"]))) if "node-key" in told else None
-
-    @property
-    def name(self) -> str:
-        """The client's name."""
-        return self.data.table.name if isinstance(self.data, SiteData) else self.data.names[0]
-
-    @property
-    def root(self) -> Path:
-        """Folder of its memory."""
-        return self.site.memory
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Samples of every split."""
-        if isinstance(self.data, SiteData):
-            return self.data.table.sizes
-        return {k: len(split) for k, split in self.data.splits().items()}
+        if isinstance(data, SiteData):
+            self.name, self.sizes = data.table.name, data.table.sizes
+        else:
+            self.name = data.names[0]
+            self.sizes = {split: len(rows) for split, rows in data.splits().items()}
 
     def prepare(self, memory: Memory) -> Federation:
         """Return the samples; those of a table prepared as the run has it."""

@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
@@ -47,7 +47,6 @@ PLAIN = ("name", "data", "memory", "privacy", "policy", "results", "peers")
 TABLES = ("columns", "units")
 
 
-@dataclass(frozen=True)
 class Site:
     """The app that a site installed, and the settings of its node (see :func:`read_site`).
 
@@ -58,28 +57,13 @@ class Site:
     ('north', 'client-2')
     """
 
-    app: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    node: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "settings", read_site(self.settings))
-
-    @property
-    def partition(self) -> int | None:
-        """Which part of a data set the node has, where it says so."""
-        return int(value) if (value := self.settings.get("partition-id")) is not None else None
-
-    @property
-    def name(self) -> str:
-        """The site's name, else one made of its partition or node."""
-        default = f"node-{self.node}" if self.partition is None else f"client-{self.partition}"
-        return str(self.settings.get("name", default))
-
-    @property
-    def memory(self) -> Path:
-        """Folder for what this site keeps between requests."""
-        return Path(str(self.settings.get("memory", find_root())))
+    def __init__(self, app: str = "", settings: Mapping[str, Any] = {}, node: int = 0) -> None:
+        self.app, self.settings = app, read_site(settings)
+        part = self.settings.get("partition-id")  # of a data set, where the node says so
+        self.partition = None if part is None else int(part)
+        default = f"node-{node}" if part is None else f"client-{part}"
+        self.name = str(self.settings.get("name", default))
+        self.memory = Path(str(self.settings.get("memory", find_root())))
 
     def load(self) -> tuple[ClientApp, dict[str, Any]]:
         """Import the app; return it with the run settings that the site's own copy states."""

@@ -284,20 +284,21 @@ def issue(
     That is what :func:`make_certificates` writes, where there are addresses, and a key pair for
     every node. Files that are there are not overwritten: nothing is written then.
     """
-    for address in addresses:
-        if not HOSTNAME.fullmatch(address) and isinstance(_general_name(address), x509.DNSName):
-            raise ValueError(
-                f"{address!r} is neither a host name nor an IP address; give the address alone, as "
-                "fl.example.org, without port or https://."
-            )
-    for name in nodes:
-        if not NODE_NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} cannot be the name of a node's key: letters, digits, '-', '_' and '.' "
-                "are possible, 'ca' and 'server' are taken."
-            )
-    if len(set(nodes)) < len(nodes):
-        raise ValueError("Two nodes have the same name.")
+    wrong = [
+        f"{address!r} is neither a host name nor an IP address; give the address alone, as "
+        "fl.example.org, without port or https://."
+        for address in addresses
+        if not HOSTNAME.fullmatch(address) and isinstance(_general_name(address), x509.DNSName)
+    ]
+    wrong += [
+        f"{name!r} cannot be the name of a node's key: letters, digits, '-', '_' and '.' are "
+        "possible, 'ca' and 'server' are taken."
+        for name in nodes
+        if not NODE_NAME.fullmatch(name)
+    ]
+    wrong += ["Two nodes have the same name."] * (len(set(nodes)) < len(nodes))
+    if wrong:
+        raise ValueError(wrong[0])
     wanted = ["ca.pem", "server.pem", "server.key"] if addresses else []
     wanted += [f"{name}.{end}" for name in nodes for end in ("key", "pub")]
     if there := [name for name in wanted if (folder / name).exists()]:
