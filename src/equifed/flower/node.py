@@ -320,7 +320,7 @@ class Workshop:
             raise SiteError(wrong)
 
     def answer(self, run: int, node: int, request: Parcel, seconds: float) -> Parcel:
-        """Return the reply; raises ``ChildProcessError`` if it died, ``TimeoutError`` if it is late."""
+        """Return the reply; ``ChildProcessError`` if the process died, ``TimeoutError`` in time."""
         try:
             if self._process is None:
                 self.start()
