@@ -133,20 +133,21 @@ class Deployment:
         ``key`` is by default the one that was registered for it, ``port`` that of the SuperLink.
         """
         policy = {"policy": str(self.keys / "policy.toml")} if self.signed else {}
-        own = ["--node-config", format_settings({**policy, **self.nodes[i]})]
-        own += ["--superlink", f"{self.host}:{port or self.port}"]
-        own += ["--root-certificates", str(self.keys / "ca.pem")]
-        own += ["--auth-supernode-private-key" if stock else "--node-key"]
-        own += [str(key or self.keys / f"node{i}.key")]
+        own = [
+            "--node-config", format_settings({**policy, **self.nodes[i]}),
+            "--superlink", f"{self.host}:{port or self.port}",
+            "--root-certificates", str(self.keys / "ca.pem"),
+            "--auth-supernode-private-key" if stock else "--node-key",
+            str(key or self.keys / f"node{i}.key"),
+        ]  # fmt: skip
+        app, audit = Path(self.app or ".").absolute(), self.folder / "logs" / f"audit{i}.jsonl"
+        anybody = [] if self.signed else ["--any-operator"]
+        command = [sys.executable, "-m", "equifed", "flower", "node", str(app)]
+        command += ["--audit", str(audit), *anybody]
         if stock:
             from equifed.runs.run import free_port
 
             command = [find_script("flower-supernode"), "--host", HOST, "--port", str(free_port())]
-        else:
-            command = [sys.executable, "-m", "equifed", "flower", "node"]
-            command += [str(Path(self.app or ".").absolute())]
-            command += ["--audit", str(self.folder / "logs" / f"audit{i}.jsonl")]
-            command += [] if self.signed else ["--any-operator"]
         name = f"{'super' if stock else ''}node{i}"
         self.supernodes[i] = self._spawn(name, [*command, *own])
         return self.supernodes[i]
