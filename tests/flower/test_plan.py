@@ -321,7 +321,7 @@ def test_no_honest_round_is_beyond_its_plan(
     told = {"digest": plan.digest, **sign_plan(plan)}
     for client in clients:
         Memory(tmp_path, "rehearsal", client.name).write_record("plan", told)
-    mailbox = rehearsal._Rehearsal(clients, given.deadlines)
+    mailbox = rehearsal._Rehearsal(clients, given.deadlines, {})
     members = rehearsal._introduce(the_task, federation)
     hidden = SecureSums() if privacy == "secure" else None
     history = train(case, FlowerClients(mailbox, members, hidden), rounds=6, progress=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from equifed.flower.memory import Memory, Refused, read_json, refuse_if, slug, write_json
 from equifed.flower.participant import Client
-from equifed.flower.plan import PURPOSE, Plan, Question, list_questions, read_plan
+from equifed.flower.plan import PURPOSE, Plan, Question, list_questions, read_plan, tally
 from equifed.flower.site import Policy
 from equifed.flower.wire import Request, find_round
 from equifed.training.keys import KeyProblem, find_signer
@@ -211,18 +211,17 @@ def _rules_of_step(plan: Plan, asked: Question, request: Request) -> Rules:
 
 def _count(plan: Plan, asked: Question, record: dict[str, Any]) -> None:
     """Add a question to the record; refuse one too many, or out of its order."""
-    (step, scope, digest, model), latest = asked, int(record.get("round", 0))
-    answered = record.setdefault(step, {}).setdefault(str(scope), {})
+    (step, scope, digest, _), latest = asked, int(record.get("round", 0))
     over = f"round {scope} is long over: this run is in round {latest}"
     refuse_if({over: 0 < scope < latest - KEPT_ROUNDS})
-    if digest in answered:
+    if digest in record.get(step, {}).get(str(scope), {}):
         return
-    limit, models, wrong = plan.limits[step], len({*answered.values(), model}), ""
-    if models > int(limit["models"]):
+    limit, found, wrong = plan.limits[step], tally(record, asked), ""
+    if (models := found["models"]) > int(limit["models"]):
         many = f"{models} models in {step!r}, the plan has {limit['models']}"
         wrong = f"a second model in {step!r}" if models == 2 else many
-    elif len(answered) >= int(limit["times"]):
-        wrong = f"{step!r} {len(answered) + 1} times, the plan says {limit['times']}"
+    elif found["times"] > int(limit["times"]):
+        wrong = f"{step!r} {found['times']} times, the plan says {limit['times']}"
     elif 0 < scope < latest:
         wrong = f"{step!r} of round {scope} after round {latest} had begun"
     if wrong:
@@ -230,7 +229,6 @@ def _count(plan: Plan, asked: Question, record: dict[str, Any]) -> None:
         told = f"the run asks for {wrong}{f', round {scope}' if scope else ''}"
         refuse_if({told: used >= plan.repeats})
         record["repeats"] = used + 1
-    answered[digest] = model
     if scope > latest:
         record["round"] = scope
         for done in (value for value in record.values() if isinstance(value, dict)):

@@ -399,7 +399,7 @@ def _work(pipe: Connection, site: Site) -> None:
             return
         began, message = time.monotonic(), parcel.open()
         set_identity(head["run"], head["node"])
-        about = head["run"], head["node"], dict(site.settings), RecordDict(), dict(settings)
+        about = head["run"], head["node"], dict(site.given), RecordDict(), dict(settings)
         try:
             reply: Message = app(message=message, context=Context(*about))
         except Exception:

@@ -227,6 +227,13 @@ def list_questions(request: Request, memory: Memory) -> list[Question]:
     return [opened] if op == "sum" else [asked, opened]
 
 
+def tally(account: dict[str, Any], asked: Question) -> dict[str, int]:
+    """Add a question to an account; return how often its step was asked, at how many models."""
+    answered = account.setdefault(asked.step, {}).setdefault(str(asked.scope), {})
+    answered[asked.digest] = asked.model
+    return {"times": len(answered), "models": len(set(answered.values()))}
+
+
 def name_common(request: Request) -> str:
     """Name what all members of a sum are told alike: it enters the masks, which stay otherwise."""
     return _digest([request.op, *_name_told(request, ALONE)])

@@ -7,7 +7,6 @@ import itertools
 import json
 import secrets
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from equifed.flower.members import Members
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import SecureSums
 from equifed.flower.participant import Client
-from equifed.flower.plan import Plan, Question, list_questions, pack_plan, read_plan, sign_plan
+from equifed.flower.plan import Plan, list_questions, pack_plan, read_plan, sign_plan, tally
 from equifed.flower.secure.masking import DRAWN, LARGEST_SHARE
 from equifed.flower.server import FlowerClients
 from equifed.flower.site import Privacy, Site, import_from
@@ -51,7 +50,6 @@ RECKONED = ("steps", "epochs", "batch_size", "proximal", "radius", "correction",
             "mean_gradient", "multiplier")  # settings of local work that a plan fixes # fmt: skip
 
 Step = dict[str, Any]  # of a plan: times in a round, models, batch and local work
-Asked = tuple[Question, dict[str, Any]]  # with the arguments of its request
 
 
 def make_plan(
@@ -130,10 +128,10 @@ def find_cap(config: AppConfig, clients: int) -> float:
 class _Rehearsal(Mailbox):
     """Clients in this process, whose requests are counted."""
 
-    def __init__(self, clients: list[Client], limits: Any) -> None:
+    def __init__(self, clients: list[Client], limits: Any, found: dict[str, Step]) -> None:
         super().__init__(None, limits, len(clients))  # type: ignore[arg-type]
-        self.clients = clients
-        self.asked: list[dict[str, Asked]] = [{} for _ in clients]
+        self.clients, self.found = clients, found
+        self.accounts: list[dict[str, Any]] = [{} for _ in clients]
 
     @override
     def ask(self, requests: Mapping[int, Request], check: Check, partial: bool = False) -> Answers:
@@ -141,7 +139,11 @@ class _Rehearsal(Mailbox):
         for i, request in requests.items():
             read, client = Request.from_records(request.to_records()), self.clients[i]
             memory = Memory(client.root, request.run, client.name)
-            self.asked[i] |= {q.digest: (q, read.args) for q in list_questions(read, memory)}
+            for question in list_questions(read, memory):
+                step = self.found.setdefault(question.step, {"times": 0, "models": 0, "asked": []})
+                told = tally(self.accounts[i], question)
+                step |= {what: max(step[what], count) for what, count in told.items()}
+                step["asked"].append({} if "opened" in question.step else read.args)
             reply = Worker(client, read).answer()
             if request.op == "curvature":  # which sites with a budget say
                 reply = replace(reply, numbers={"deviation": 0.0})
@@ -194,12 +196,10 @@ def _play(
         with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
             site = Site(settings={"memory": temporary})
             clients = [Client(federation.subset([i]), task, site) for i in range(len(sizes))]
-            mailbox = _Rehearsal(clients, settings.deadlines)
+            mailbox = _Rehearsal(clients, settings.deadlines, found)
             sites = take(mailbox, _introduce(task, federation, noised), hidden)
             train(algorithm, sites, rounds=REHEARSED, seed=config.seed, progress=False)
-        for asked in mailbox.asked:
-            _count(found, [*asked.values()], config)
-    return found
+    return {name: _finish(name, config, **step) for name, step in found.items()}
 
 
 def _introduce(task: Task, federation: Federation, noised: bool = False) -> Members:
@@ -212,28 +212,17 @@ def _introduce(task: Task, federation: Federation, noised: bool = False) -> Memb
     return Members("rehearsal", task, hellos, engine)
 
 
-def _count(found: dict[str, Step], asked: list[Asked], config: AppConfig) -> None:
-    """Add one client's questions: of each step the most in a round, and what they have alike."""
-    steps = defaultdict[str, list[Asked]](list)
-    for question, args in asked:
-        steps[question.step].append((question, {} if "opened" in question.step else args))
-    for step, mine in steps.items():
-        scopes, old = Counter(q.scope for q, _ in mine), found.get(step, {})
-        models = Counter(scope for scope, _ in {(q.scope, q.model) for q, _ in mine})
-        most = {"times": max(scopes.values()), "models": max(models.values())}
-        most["times"] = max(most["times"], TRIES if "#" in step else 0)
-        most = {key: max(count, old.get(key, 0)) for key, count in most.items()}
-        works = [dict(args["work"]) for _, args in mine if args.get("work")]
-        batch = mine[0][1].get("batch_size")
-        found[step] = {**most, "batch": batch, "work": _common_work(works, config)}
-
-
-def _common_work(works: Sequence[Mapping[str, Any]], config: AppConfig) -> dict[str, Any]:
-    """Return the settings of local work that are the same in every round, and the largest lr."""
+def _finish(
+    name: str, config: AppConfig, times: int, models: int, asked: list[dict[str, Any]]
+) -> Step:
+    """Return a step with what its questions have alike: minibatches, local work, the largest lr."""
+    works = [args["work"] for args in asked if args.get("work")]
     same = {k: works[0][k] for k in RECKONED if works and all(w[k] == works[0][k] for w in works)}
     largest = max((float(work["lr"]) for work in works), default=None)
-    fixed = largest is not None and config.algorithm.get("local", {}).get("lr") == largest
-    return same | {"lr": largest} if fixed else same
+    if works and config.algorithm.get("local", {}).get("lr") == largest:
+        same["lr"] = largest
+    times = max(TRIES, times) if "#" in name else times
+    return {"times": times, "models": models, "batch": asked[0].get("batch_size"), "work": same}
 
 
 def _make_up(config: AppConfig, clients: int) -> Iterator[Federation]:

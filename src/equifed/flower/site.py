@@ -58,7 +58,7 @@ class Site:
     """
 
     def __init__(self, app: str = "", settings: Mapping[str, Any] = {}, node: int = 0) -> None:
-        self.app, self.settings = app, read_site(settings)
+        self.app, self.given, self.settings = app, settings, read_site(settings)
         part = self.settings.get("partition-id")  # of a data set, where the node says so
         self.partition = None if part is None else int(part)
         default = f"node-{node}" if part is None else f"client-{part}"
