@@ -60,13 +60,9 @@ class Memory:
         self.folder = root / _name(run) / _name(client)
 
     def put(
-        self, key: str, vector: NDArray[Any], round: int, model: str = "", about: str = "",
-        sync: bool = False,
-    ) -> None:  # fmt: skip
-        """Keep a vector under a key, replacing what was there.
-
-        ``model`` is where it comes from, ``about`` names what else was told.
-        """
+        self, key: str, vector: NDArray[Any], model: str, round: int, about: str, sync: bool = False
+    ) -> None:
+        """Keep a vector under a key: its model and round, and what else was told for it."""
         data = np.ascontiguousarray(vector)
         body, told = data.tobytes(), {"model": model, "round": round, "about": about}
         head = {"key": key, "dtype": data.dtype.name, "size": data.size, **told}
@@ -99,7 +95,7 @@ class Memory:
     def keep_own(self, round: int, part: NDArray[Any]) -> None:
         """Keep the own part that this client has after a round; the last rounds' are held."""
         rounds = sorted({*self._own_rounds(), round})
-        self.put(f"own {round}", part, round, sync=True)
+        self.put(f"own {round}", part, "", round, "", sync=True)
         for old in rounds[:-OWN_ROUNDS]:
             self._place(f"own {old}").unlink(missing_ok=True)
         self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,8 @@ class Worker:
             return self.request.reply({"names": find_names(asked, answer)})
         # Sums of a question's answers over nearly the same sites must not both be opened.
         (question,) = list_questions(self.request, self.memory)
-        return self._give("vector", to_vector(asked, answer), "prepare", question.digest, 0, "")
+        about = "prepare", question.digest, 0, ""
+        return self._give({}, {"vector": to_vector(asked, answer)}, *about)
 
     def statistics(self) -> Reply:
         """Return rows, labels and means, as far as the site shows them."""
@@ -212,7 +213,7 @@ class Worker:
         vector, kind = self._recall(key), key.rpartition("/")[2]
         if old is not None:
             vector, kind = vector - self._recall(str(old)), f"change of {kind}"
-        return self._give("vector", vector, kind, *self.memory.trace(key))
+        return self._give({}, {"vector": vector}, kind, *self.memory.trace(key))
 
     def curvature(self) -> Reply:
         """Return this client's second derivatives, or their product with a thin matrix, packed.
@@ -236,7 +237,7 @@ class Worker:
                 raise WireError(found)
             vector = pack_blocks(found.blocks, thin is not None and form == "blocks")
         about = "curvature", model, self.round, name_common(self.request)
-        return replace(self._give("curvature", _array(vector.to(dtype)), *about), numbers=numbers)
+        return self._give(numbers, {"curvature": _array(vector.to(dtype))}, *about)
 
     def bounds(self) -> Reply:
         """Return what is certain of this client's curvature, as a simulation of all finds it."""
@@ -354,25 +355,23 @@ class Worker:
         about = digest_sent(request), self.round, name_common(request)
         memory.tidy(self.round, [f"{request.tag}/{name}" for name in rows])
         for name, row in rows.items():
-            memory.put(f"{request.tag}/{name}", row, self.round, about[0], about[2])
+            memory.put(f"{request.tag}/{name}", row, *about)
         if self.policy.budget is not None:
             (asked, *_) = list_questions(request, memory)
             entry = {"tag": request.tag, "parts": list(rows), "numbers": numbers}
             memory.write_record("told", {**memory.read_record("told"), asked.digest: entry})
-        if rows and args["give"]:
-            self.policy.allow_clear()
-            return request.reply(numbers, rows)
         if rows and "mask" in args:
             kind = str(args["mask"]["part"])
-            return replace(self._give("", rows[kind], kind, *about), numbers=numbers)
-        return request.reply(numbers)
+            return self._give(numbers, {kind: rows[kind]}, kind, *about)
+        return self._give(numbers, rows) if rows and args["give"] else request.reply(numbers)
 
-    def _give(self, name: str, vector: NDArray[Any], *about: Any) -> Reply:
-        """Send a vector scaled and masked (``about`` is for ``Masking``), else in clear."""
+    def _give(self, numbers: dict[str, Any], rows: dict[str, NDArray[Any]], *about: Any) -> Reply:
+        """Send a vector scaled and masked (``about`` is for ``Masking``), else all in clear."""
         if "mask" in self.args:
-            return self.request.reply({}, {"masked": self._masking().mask(vector, *about)})
+            (vector,) = rows.values()
+            return self.request.reply(numbers, {"masked": self._masking().mask(vector, *about)})
         self.policy.allow_clear()
-        return self.request.reply({}, {name: vector})
+        return self.request.reply(numbers, rows)
 
     def _control(self) -> DenseVectors | None:
         if "control" in self.request.arrays:
