@@ -74,11 +74,9 @@ class Plan:
     def check_model(self, what: str, length: float, first: float) -> None:
         """Refuse a model that is longer than honest training makes it."""
         most = self.norm * max(1.0, first)
-        told = (
-            f"{what} has length {length:.3g}, the plan's bound is {most:.3g}; if the data ask for"
-        )
+        told = f"{what} has length {length:.3g}, the plan's bound is {most:.3g}"
         cure = "raise largest-model in [tool.flwr.app.config] and sign again"
-        refuse_if({f"{told} more, {cure}": not length <= most})
+        refuse_if({f"{told}; if the data ask for more, {cure}": not length <= most})
 
     def encode(self) -> bytes:
         """Return the bytes that are signed."""

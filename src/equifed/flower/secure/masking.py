@@ -77,9 +77,7 @@ class Masking:
             name = str(told.get("client", ""))[:200]
             key = (self.peers or {}).get(name)
             signed = key is not None and is_signed(told, key, self.run, self.place)
-            wrong = (
-                f"the keys said to be those of {name!r} are not signed by the key that this site"
-            )
+            wrong = f"the keys said to be those of {name!r} are not signed by the key"
             refuse_if({
                 "two parties of a hidden sum have the same name": name in seen,
                 f"this site has no key of {name!r}, a party of the hidden sum": key is None,
