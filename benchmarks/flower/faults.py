@@ -43,8 +43,7 @@ from benchmarks.flower.site_faults import (
     share_name,
 )
 
-from equifed.flower.trial.certificates import make_certificates, make_node_key
-from equifed.flower.trial.deploy import CONNECTION, Deployment
+from equifed.flower.trial.deploy import CONNECTION, Deployment, make_certificates, make_node_key
 from equifed.flower.trial.doctor import examine
 
 SPY = """

@@ -15,14 +15,16 @@ import time
 
 import numpy as np
 
-from equifed.flower.secure.masks import (
+from equifed.flower.secure.session import (
+    Epoch,
     from_fixed,
+    majority,
     make_pair_mask,
     make_public_key,
+    open_sum,
     to_fixed,
     worst_error,
 )
-from equifed.flower.secure.session import Epoch, majority, open_sum
 
 SLOTS = 16
 
@@ -52,12 +54,10 @@ def secure(vectors: np.ndarray, weights: np.ndarray, gone: int) -> tuple[np.ndar
     }
     sent = clock()
     answers = {
-        i: epochs[i].unmask(
-            0, published, list(range(n)), {j: boxes[j][i][0] for j in range(n) if j != i}
-        )
+        i: epochs[i].unmask(0, published, {j: boxes[j][i][0] for j in range(n) if j != i})
         for i in range(gone, n)
     }
-    total = from_fixed(open_sum(masked, answers, "bench", 0, published))
+    total = from_fixed(open_sum(masked, answers, 0, published))
     ended = clock()
     seconds = {
         "prepare_16_sums": prepared - began,

@@ -36,8 +36,7 @@ from equifed.data.federation import Federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.plan import Plan, sign_plan
 from equifed.flower.rehearsal import make_plan
-from equifed.flower.secure.masks import from_fixed
-from equifed.flower.secure.session import Published, from_hex, open_sum
+from equifed.flower.secure.session import Published, from_fixed, from_hex, open_sum
 from equifed.flower.wire import VERBS, Reply, Request
 from equifed.runs.build import load_data
 from equifed.training.keys import public_of

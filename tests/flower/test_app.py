@@ -27,7 +27,7 @@ from equifed.flower.app import find_risks, measure_model
 from equifed.flower.app_config import AppConfig, FederationSettings, Kept, read_app_settings
 from equifed.flower.members import StartError
 from equifed.flower.rehearsal import sign_more_rounds
-from equifed.flower.trial import apps, certificates, doctor
+from equifed.flower.trial import apps, deploy, doctor
 from equifed.flower.trial.apps import write_app
 from equifed.objectives import CVaR, WorstCase
 from equifed.runs.run import free_port
@@ -342,7 +342,7 @@ def serve_tls(keys: Path) -> Iterator[int]:
 
 def test_the_doctor_finds_what_is_wrong_with_keys_and_certificates(tmp_path: Path) -> None:
     for name, days in (("good", 30), ("other", 30), ("old", -1)):
-        certificates.make_certificates(tmp_path / name, ["127.0.0.1"], days)
+        deploy.make_certificates(tmp_path / name, ["127.0.0.1"], days)
     for name, ca, told in (
         ("good", "good/ca.pem", "answers with TLSv1.3, trusted"),
         ("good", "other/ca.pem", "was issued by another authority than the given one"),
@@ -352,14 +352,14 @@ def test_the_doctor_finds_what_is_wrong_with_keys_and_certificates(tmp_path: Pat
         with serve_tls(tmp_path / name) as port:
             found = doctor.check_superlink(f"127.0.0.1:{port}", tmp_path / ca)
         assert told in found.text and found.good == ("trusted" in told), found.text
-    key, _ = certificates.make_node_key(tmp_path, "node")
-    assert not list(certificates.find_key_problems(key))
+    key, _ = deploy.make_node_key(tmp_path, "node")
+    assert not list(doctor.find_key_problems(key))
     key.chmod(0o644)
-    (wrong,) = certificates.find_key_problems(key)
+    (wrong,) = doctor.find_key_problems(key)
     assert "can be read by others" in wrong
-    (wrong,) = certificates.find_key_problems(tmp_path / "good" / "server.key")
+    (wrong,) = doctor.find_key_problems(tmp_path / "good" / "server.key")
     assert "it must be in OpenSSH format" in wrong
-    assert any("FileNotFoundError" in p for p in certificates.find_key_problems(tmp_path / "none"))
+    assert any("FileNotFoundError" in p for p in doctor.find_key_problems(tmp_path / "none"))
 
 
 def test_the_doctor_looks_at_the_app_and_the_port(app: Path) -> None:
@@ -514,8 +514,8 @@ def test_an_operator_is_told_what_is_wrong_with_the_certificate(
     days: int, authority: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower says of all causes that the connection is unavailable."""
-    certificates.make_certificates(tmp_path / "site", ["127.0.0.1"], days)
-    certificates.make_certificates(tmp_path / "other", ["127.0.0.1"])
+    deploy.make_certificates(tmp_path / "site", ["127.0.0.1"], days)
+    deploy.make_certificates(tmp_path / "other", ["127.0.0.1"])
     said = json.dumps({"success": False, "error-message": "Connection to it is unavailable."})
     script = tmp_path / "flwr"
     script.write_text(f"#!/bin/sh\necho '{said}'; exit 1\n")

@@ -30,11 +30,10 @@ from tests.problems import regression
 from equifed.contract.streams import Stream
 from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
-from equifed.flower.budget import Budget
 from equifed.flower.handshake import StartError
 from equifed.flower.plan import pack_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
-from equifed.flower.site import Policy, SiteError
+from equifed.flower.site import Budget, Policy, SiteError
 from equifed.models.flat import FlatModel
 from equifed.models.losses import binary_logistic
 from equifed.privacy.clients import PrivateClients

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from equifed.cli.main import app as cli
 from equifed.flower.trial.apps import find_script
-from equifed.flower.trial.certificates import find_key_problems
+from equifed.flower.trial.doctor import find_key_problems
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())

@@ -22,13 +22,13 @@ from tests.hospitals import draw_hospitals
 from equifed.data.federation import Federation
 from equifed.flower.app_config import AppConfig
 from equifed.flower.trial.apps import Ending, run_app, write_app
-from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.trial.deploy import (
     CONNECTION,
     Deployment,
     format_settings,
     is_reachable,
     list_session,
+    make_node_key,
 )
 from equifed.runs.build import load_data
 from equifed.training.history import History

@@ -23,8 +23,9 @@ from tests.flower.grid import (
 
 from equifed.data import DataError
 from equifed.flower import handshake
-from equifed.flower.client import make_client_app, to_federation
+from equifed.flower.client import make_client_app
 from equifed.flower.members import StartError, gather
+from equifed.flower.participant import to_federation
 from equifed.flower.task import Task
 from equifed.flower.wire import PROTOCOL, Reply
 from equifed.models.losses import cross_entropy

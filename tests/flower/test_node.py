@@ -15,12 +15,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from equifed.cli.terminal import _explain
 from equifed.flower import flwr_private, node
-from equifed.flower.budget import Budget
-from equifed.flower.fleet import AuditError, FleetError, explain_transport
-from equifed.flower.flwr_private import Parcel
+from equifed.flower.flwr_private import FleetError, Parcel, explain_transport
+from equifed.flower.node import AuditError
 from equifed.flower.plan import Plan, sign_plan
-from equifed.flower.site import Site, SiteError
-from equifed.flower.trial.certificates import make_node_key
+from equifed.flower.site import Budget, Site, SiteError
+from equifed.flower.trial.deploy import make_node_key
 from equifed.flower.wire import REFUSED, Reply, Request
 from equifed.privacy.ledger import Entry
 from equifed.training.keys import KeyProblem, public_of
@@ -72,7 +71,7 @@ class FakeFleet:
 
     def receive(self) -> tuple[int, float, Parcel] | None:
         if not self.inbox:
-            raise node.Stop
+            raise KeyboardInterrupt  # as Ctrl-C does
         run, seconds, message = self.inbox.pop(0)
         return run, seconds, Parcel.of(message)
 
@@ -325,7 +324,7 @@ def test_nothing_leaves_that_was_not_written_down(
             raise written
         return int(written)
 
-    monkeypatch.setattr("equifed.flower.fleet.os.write", full)
+    monkeypatch.setattr("equifed.flower.node.os.write", full)
     with pytest.raises(AuditError, match=r"No space left on device.*sends nothing") as caught:
         found._answer(fleet, 1, 60.0, Parcel.of(foreign))
     assert len(fleet.sent) == 1

@@ -26,9 +26,9 @@ from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.loop import LoopClients
-from equifed.flower.fleet import describe_reply
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import SecureSums
+from equifed.flower.node import describe_reply
 from equifed.flower.task import Task
 from equifed.flower.wire import Reply, Request
 from equifed.models.losses import outputs_for

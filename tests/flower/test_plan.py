@@ -48,8 +48,8 @@ from equifed.flower.plan import pack_plan, read_plan, sign_plan
 from equifed.flower.rehearsal import make_plan
 from equifed.flower.secure.session import Epoch
 from equifed.flower.server import FlowerClients
-from equifed.flower.site import Policy, SiteError
-from equifed.flower.trial.certificates import make_node_key
+from equifed.flower.site import Policy, Site, SiteError
+from equifed.flower.trial.deploy import make_node_key
 from equifed.flower.wire import Reply, Request
 from equifed.training.keys import KeyProblem, make_key, public_of, read_key_file, read_private
 from equifed.training.loop import train
@@ -316,11 +316,12 @@ def test_no_honest_round_is_beyond_its_plan(
     given = FederationSettings(5, privacy)
     plan = make_plan(config, given)
     federation, the_task = convex(5, seed=5), config.build_task()
-    clients = [Client(federation.subset([i]), the_task, tmp_path) for i in range(5)]
+    site = Site(settings={"memory": tmp_path})
+    clients = [Client(federation.subset([i]), the_task, site) for i in range(5)]
     told = {"digest": plan.digest, **sign_plan(plan)}
     for client in clients:
         Memory(tmp_path, "rehearsal", client.name).write_record("plan", told)
-    mailbox = rehearsal._Rehearsal(clients, given.deadlines)
+    mailbox = rehearsal._Rehearsal(clients, given.deadlines, {})
     members = rehearsal._introduce(the_task, federation)
     hidden = SecureSums() if privacy == "secure" else None
     history = train(case, FlowerClients(mailbox, members, hidden), rounds=6, progress=False)

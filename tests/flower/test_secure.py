@@ -41,24 +41,22 @@ from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower import messenger as messenger_module
 from equifed.flower.messenger import SecureSums
 from equifed.flower.secure.ledger import Ledger, PrivacyError, Sum
-from equifed.flower.secure.masks import (
+from equifed.flower.secure.session import (
+    Epoch,
+    Published,
     RangeError,
+    SecureError,
+    WrongSecret,
     expand_mask,
     from_fixed,
+    majority,
     make_pair_mask,
     make_public_key,
+    open_sum,
     rebuild_secret,
     share_secret,
     to_fixed,
     worst_error,
-)
-from equifed.flower.secure.session import (
-    Epoch,
-    Published,
-    SecureError,
-    WrongSecret,
-    majority,
-    open_sum,
 )
 from equifed.flower.wire import Reply
 from equifed.training.keys import KeyProblem, read_key_file

@@ -23,8 +23,9 @@ from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
 from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings, read_layout
-from equifed.flower.client import make_client_app, to_federation
+from equifed.flower.client import make_client_app
 from equifed.flower.handshake import StartError, describe_difference
+from equifed.flower.participant import to_federation
 from equifed.flower.rehearsal import make_plan, sign_run
 from equifed.flower.task import Schema
 from equifed.privacy.ledger import Bounds

@@ -313,7 +313,7 @@ def certificates(
     Nothing is overwritten. Private keys can be read by their owner alone; the key of the authority
     is not kept. For a federation that lasts, take the certificate of your usual authority.
     """
-    from equifed.flower.trial.certificates import issue
+    from equifed.flower.trial.deploy import issue
 
     addresses, nodes = address or [], node or []
     if not addresses and not nodes:

@@ -11,12 +11,13 @@
 ``messenger``               asking those who take part, for what they say or for hidden sums
 ``mailbox``                 sending, polling, matching, checking; how long to wait, and for whom
 ``wire``                    requests and replies, and how they become Flower records
-``client``, ``participant`` a ready ``ClientApp``; one client with its data and rules
+``client``, ``participant`` a ready ``ClientApp``; one client with its data
 ``worker``                  a client at one request
-``node``, ``fleet``         a site's own node; its connection to the SuperLink and its audit log
-``budget``                  noise and a ledger, where a site's policy has a privacy budget
-``site``                    what a site runs, gives and allows (its policy)
-``flwr_private``            every name that is private to flwr, and whether it changed
+``plan``, ``account``       what a run may ask, signed; what a site has answered of it
+``rehearsal``               finding out what an algorithm asks, for a plan
+``node``                    a site's own node, and its audit log
+``site``                    what a site runs and allows (its policy and privacy budget)
+``flwr_private``            every name that is private to flwr: a node's connection, for instance
 ``task``, ``memory``        the model that both sides build; the files of what a client keeps
 ``secure``                  sums that hide their terms: masks, the protocol, the sites' part in it
 ``trial``                   new apps, deployments on this machine, checks before a run

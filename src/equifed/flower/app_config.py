@@ -27,8 +27,9 @@ from equifed.data.site_table import TableSettings
 from equifed.flower.handshake import StartError
 from equifed.flower.mailbox import Deadlines, say
 from equifed.flower.members import Members
+from equifed.flower.participant import SiteData, read_arrays
 from equifed.flower.plan import NORM
-from equifed.flower.site import Privacy, SiteData, check_privacy, read_arrays, read_site
+from equifed.flower.site import Privacy, check_privacy, read_site
 from equifed.flower.task import Task
 from equifed.runs.config import (
     RECORDS,

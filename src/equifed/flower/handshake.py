@@ -24,7 +24,7 @@ from equifed.flower.mailbox import (
     say,
 )
 from equifed.flower.plan import read_plan
-from equifed.flower.secure.masking import Signer
+from equifed.flower.secure.masking import is_signed
 from equifed.flower.task import Schema
 from equifed.flower.wire import Reply, Request, WireError
 from equifed.training.keys import PublicKey, read_keys
@@ -149,7 +149,7 @@ def find_stranger(hello: Hello, run: str, keys: Mapping[str, PublicKey]) -> str:
         return ""
     if hello.name not in keys:
         return f"refused: {hello.name!r:.60} is not in the plan's list of members"
-    if not Signer(run=run, name=hello.name).holds("hello", hello.signed, keys[hello.name]):
+    if not is_signed(hello.signed, keys[hello.name], run, "hello"):
         return f"refused: it does not prove that it has the key that is listed for {hello.name!r}"
     return ""
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,14 +25,25 @@ from equifed.flower.wire import WireError
 if TYPE_CHECKING:  # which loads torch
     from equifed.models.predictor import Predictor
 
-FOLDER = re.compile("[0-9a-f]{32}")
-"""How the folder of a run is called."""
+FOLDER = re.compile("[0-9a-f]{32}")  # how the folder of a run is called
+KEEP_ROUNDS = 3  # after which a vector that nobody named again is deleted
+OWN_ROUNDS = 64  # whose own parts are held, so that a run can be resumed from an earlier one
+DAMAGED = (OSError, ValueError, KeyError, TypeError)  # of reading a file that is gone or damaged
 
-KEEP_ROUNDS = 3
-"""Rounds after which a vector that nobody named again is deleted."""
 
-OWN_ROUNDS = 64
-"""Rounds whose own parts are held, so that a run can be resumed from an earlier one."""
+class Stale(Exception):
+    """The request refers to something that this client does not hold."""
+
+
+class Refused(Exception):
+    """The site does not do this; says in our own words which of its rules is against it."""
+
+
+def refuse_if(rules: Mapping[str, object]) -> None:
+    """Raise :class:`Refused` with the first of these sentences that is true."""
+    for why, against in rules.items():
+        if against:
+            raise Refused(why)
 
 
 def find_root() -> Path:
@@ -42,10 +53,6 @@ def find_root() -> Path:
     return Path(given) if given else cache / "equifed" / "memory"
 
 
-class LostPart(RuntimeError):
-    """An own part that is not where it was."""
-
-
 class Memory:
     """Vectors and small records of one client in one run; ``root`` is the folder of all."""
 
@@ -53,50 +60,25 @@ class Memory:
         self.folder = root / _name(run) / _name(client)
 
     def put(
-        self, key: str, vector: NDArray[Any], round: int, model: str = "", about: str = ""
+        self, key: str, vector: NDArray[Any], model: str, round: int, about: str, sync: bool = False
     ) -> None:
-        """Keep a vector under a key, replacing what was there.
-
-        ``model`` is where it comes from, ``about`` names what else was told.
-        """
-        self._write_vector(key, vector, {"model": model, "round": round, "about": about})
-        self._mark_seen([key], round)
+        """Keep a vector under a key: its model and round, and what else was told for it."""
+        data = np.ascontiguousarray(vector)
+        body, told = data.tobytes(), {"model": model, "round": round, "about": about}
+        head = {"key": key, "dtype": data.dtype.name, "size": data.size, **told}
+        head["sha256"] = hashlib.sha256(body).hexdigest()
+        write_private(self._place(key), json.dumps(head).encode() + b"\n" + body, sync)
 
     def get(self, key: str) -> NDArray[Any] | None:
         """Return the vector under a key, or None if it is not here or damaged."""
         try:
-            content = self._place(key).read_bytes()
-            line, _, body = content.partition(b"\n")
+            line, _, body = self._place(key).read_bytes().partition(b"\n")
             head = json.loads(line)
             if head["key"] != key or head["sha256"] != hashlib.sha256(body).hexdigest():
                 return None
             return np.frombuffer(body, dtype=head["dtype"]).reshape(head["size"]).copy()
-        except (OSError, ValueError, KeyError, TypeError):
+        except DAMAGED:
             return None
-
-    def keep_own(self, round: int, part: NDArray[Any]) -> None:
-        """Keep the own part that this client has after a round; the last rounds' are held."""
-        rounds = sorted({*self._own_rounds(), round})
-        self._write_vector(f"own {round}", part, {"round": round}, sync=True)
-        for old in rounds[:-OWN_ROUNDS]:
-            self._place(f"own {old}").unlink(missing_ok=True)
-        self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})
-
-    def own_before(self, round: int) -> NDArray[Any] | None:
-        """Return the own part after the last round before another one; None: there was none."""
-        earlier = [r for r in self._own_rounds() if r < round]
-        if not earlier:
-            return None
-        part = self.get(f"own {max(earlier)}")
-        if part is None:
-            raise LostPart(
-                f"the own part of round {max(earlier)} is missing or damaged; restore the memory "
-                "folder, or start a new run"
-            )
-        return part
-
-    def _own_rounds(self) -> list[int]:
-        return [int(r) for r in self.read_record("own rounds").get("rounds", [])]
 
     def trace(self, key: str) -> tuple[str, int, str]:
         """Return model and round that a vector comes from, and what else was told for it.
@@ -107,59 +89,55 @@ class Memory:
             with self._place(key).open("rb") as file:
                 head = json.loads(file.readline())
             return str(head["model"]), int(head["round"]), str(head["about"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except DAMAGED:
             return "", 0, ""
+
+    def keep_own(self, round: int, part: NDArray[Any]) -> None:
+        """Keep the own part that this client has after a round; the last rounds' are held."""
+        rounds = sorted({*self._own_rounds(), round})
+        self.put(f"own {round}", part, "", round, "", sync=True)
+        for old in rounds[:-OWN_ROUNDS]:
+            self._place(f"own {old}").unlink(missing_ok=True)
+        self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})
+
+    def own_before(self, round: int) -> NDArray[Any] | None:
+        """Return the own part after the last round before another one; None: there was none."""
+        last = max((r for r in self._own_rounds() if r < round), default=None)
+        part = None if last is None else self.get(f"own {last}")
+        if last is not None and part is None:
+            raise Stale(
+                f"the own part of round {last} is missing or damaged; restore the memory folder, "
+                "or start a new run"
+            )
+        return part
+
+    def _own_rounds(self) -> list[int]:
+        return [int(r) for r in self.read_record("own rounds").get("rounds", [])]
 
     def read_record(self, name: str) -> dict[str, Any]:
         """Return a small record, empty if there is none."""
-        try:
-            value = json.loads(self._place(name, "json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return value if isinstance(value, dict) else {}
+        return read_json(self._place(name, "json"))
 
-    def write_record(self, name: str, value: dict[str, Any]) -> None:
+    def write_record(self, name: str, value: dict[str, Any], sync: bool = True) -> None:
         """Replace a small record; it is on the disk when this returns."""
-        self._write(self._place(name, "json"), json.dumps(value).encode(), sync=True)
+        write_json(self._place(name, "json"), value, sync)
 
-    def tidy(self, round: int, pins: list[str]) -> None:
-        """Delete vectors that no request of the last rounds named.
+    def tidy(self, round: int, keys: Sequence[str]) -> None:
+        """Delete vectors that no request of the last rounds named; ``keys`` are named in this one.
 
-        ``pins`` are the keys that the server still refers to. A run that went back to a checkpoint
-        finds what it needs, because deletion lags :data:`KEEP_ROUNDS` rounds behind.
+        A run that went back to a checkpoint finds what it needs, because deletion lags
+        :data:`KEEP_ROUNDS` rounds behind.
         """
-        seen = self._mark_seen(pins, round)
-        old = [key for key, last in seen.items() if last < round - KEEP_ROUNDS]
-        for key in old:
+        before = self.read_record("seen")
+        seen = before | {key: max(round, before.get(key, round)) for key in keys}
+        left = {key: last for key, last in seen.items() if last >= round - KEEP_ROUNDS}
+        for key in seen.keys() - left.keys():
             self._place(key).unlink(missing_ok=True)
-        if old:
-            left = {key: last for key, last in seen.items() if key not in old}
-            self._write(self._place("seen", "json"), json.dumps(left).encode())
-
-    def _mark_seen(self, keys: list[str], round: int) -> dict[str, int]:
-        seen = {k: int(v) for k, v in self.read_record("seen").items()}
-        before = dict(seen)
-        for key in keys:
-            seen[key] = max(round, seen.get(key, round))
-        if seen != before:
-            self._write(self._place("seen", "json"), json.dumps(seen).encode())
-        return seen
-
-    def _write_vector(
-        self, key: str, vector: NDArray[Any], more: dict[str, Any], sync: bool = False
-    ) -> None:
-        data = np.ascontiguousarray(vector)
-        head = {"key": key, "dtype": data.dtype.name, "size": data.size, **more}
-        head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
-        content = json.dumps(head).encode() + b"\n" + data.tobytes()
-        self._write(self._place(key), content, sync)
+        if left != before:
+            self.write_record("seen", left, sync=False)
 
     def _place(self, name: str, kind: str = "vector") -> Path:
         return self.folder / f"{_name(name)}.{kind}"
-
-    def _write(self, path: Path, content: bytes, sync: bool = False) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(path, content, sync)
 
 
 class KeptMemory(NamedTuple):
@@ -174,16 +152,30 @@ def find_memories(root: Path) -> list[KeptMemory]:
     """Return the memories in a folder, the oldest first; what is none of ours is not looked at."""
     found = []
     for folder in root.iterdir():
-        if not folder.is_dir() or folder.is_symlink() or not FOLDER.fullmatch(folder.name):
-            continue
-        stats = [path.stat() for path in (folder, *folder.rglob("*"))]
-        days = (time.time() - max(stat.st_mtime for stat in stats)) / 86400
-        found.append(KeptMemory(folder, sum(stat.st_size for stat in stats), days))
+        if folder.is_dir() and not folder.is_symlink() and FOLDER.fullmatch(folder.name):
+            stats = [path.stat() for path in (folder, *folder.rglob("*"))]
+            days = (time.time() - max(stat.st_mtime for stat in stats)) / 86400
+            found.append(KeptMemory(folder, sum(stat.st_size for stat in stats), days))
     return sorted(found, key=lambda one: -one.days)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a small file holds, empty if there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: Mapping[str, Any], sync: bool = True) -> None:
+    """Replace a small file; it is on the disk when this returns."""
+    write_private(path, json.dumps(value).encode(), sync)
 
 
 def write_private(path: Path, content: bytes, sync: bool = False) -> None:
     """Write a file that its owner alone may read, at once or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.fchmod(handle, 0o600)  # also where a killed process has left one
@@ -203,8 +195,7 @@ def _name(text: str) -> str:
 # -- what a site keeps of a run that ended ---------------------------------------------------------
 
 CARD, PAGE, SUMS = "card.md", "participant.html", "SHA256SUMS"
-LARGEST_TEXT = 1 << 25
-"""Characters of a text that a site takes."""
+LARGEST_TEXT = 1 << 25  # characters that a site takes
 
 
 def keep_delivery(folder: Path, run: str, predictor: Predictor, args: Mapping[str, Any]) -> str:
@@ -214,19 +205,17 @@ def keep_delivery(folder: Path, run: str, predictor: Predictor, args: Mapping[st
     """
     from equifed.models.export import export
 
-    out = folder / slug(run)
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files = args.get("files")
+    out, files = folder / slug(run), args.get("files")
     if not isinstance(files, dict) or not set(files) <= {CARD, PAGE}:
         raise WireError("other files are delivered than a card and a page")
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name, text in files.items():
         if not isinstance(text, str) or len(text) > LARGEST_TEXT:
             raise WireError(f"{name} is not text, or too long")
         write_private(out / name, text.encode())
-    written = export(predictor, out, program=True)
-    names = sorted([path.name for path in written] + list(files))
-    lines = [f"{hashlib.sha256((out / n).read_bytes()).hexdigest()}  {n}" for n in names]
-    content = "\n".join(lines).encode() + b"\n"
+    names = sorted([*(path.name for path in export(predictor, out, program=True)), *files])
+    lines = [f"{hashlib.sha256((out / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
+    content = "".join(lines).encode()
     write_private(out / SUMS, content)
     return hashlib.sha256(content).hexdigest()
 

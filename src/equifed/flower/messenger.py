@@ -21,13 +21,15 @@ from equifed.flower.mailbox import Answers, Check, Mailbox
 from equifed.flower.members import Members
 from equifed.flower.secure.ledger import Ledger, Sum
 from equifed.flower.secure.masking import to_keys
-from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed
 from equifed.flower.secure.session import (
+    FRACTION_BITS,
     Boxes,
     Digests,
     Published,
+    Words,
     WrongSecret,
     digest_secret,
+    from_fixed,
     from_hex,
     majority,
     open_sum,

@@ -16,23 +16,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
-from equifed.contract.clients import MissingClients
-from equifed.contract.curvature import (
+from equifed.contract import (
+    ClientVectors,
     Curvature,
-    CurvatureSum,
-    Form,
-    Inexactness,
-    check_curvature,
+    Losses,
+    MissingClients,
+    Stream,
+    Vector,
+    Weights,
 )
-from equifed.contract.streams import Stream
+from equifed.contract.curvature import CurvatureSum, Form, Inexactness, check_curvature
 from equifed.engines.base import products_of_rows
 from equifed.engines.own import JOINT
-from equifed.flower.budget import MOMENTS
 from equifed.flower.mailbox import HEADER_SHARE, Answers, Check
 from equifed.flower.members import ROOM
 from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import Sum
+from equifed.flower.site import MOMENTS
 from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import (
     Reply,
@@ -47,8 +47,7 @@ from equifed.flower.wire import (
 from equifed.models.curvature import check_sum_weights, find_places, known_curvature
 from equifed.privacy.clients import NOISED, describe_noised_own, settle_sum
 
-FAR = 1e6
-"""A trace so many times that of the median client is nobody's curvature."""
+FAR = 1e6  # a trace so many times that of the median client is nobody's curvature
 
 
 class FlowerQuestions(Messenger):
@@ -85,65 +84,75 @@ class FlowerQuestions(Messenger):
         """Return the weighted sum of the clients' Hessians at x, or why there is none.
 
         In clear every client's matrix is checked, and one that is none names its sender; hidden,
-        only the sum can be.
+        only the sum can be. Sites with a privacy budget send one block, noised, for whatever form.
         """
         like = self.members.engine.curvature_sum(x, np.ones(1), form, thin)
         if isinstance(like, str):
             return like
         check_sum_weights(weights, len(self.index))
-        if self.adds_noise():
-            return self._sum_noised(x, weights, form, thin)
-        size = pack_blocks(like.blocks, thin is not None and form == "blocks").numel()
-        self._make_room(size)
-        arrays = {"x": pack_tensor(x)}
-        if thin is not None:
-            arrays["thin"] = pack_tensor(thin.to(x.dtype))
-        by = thin if form == "blocks" else None  # what a product that is not symmetric has in it
-        stream = Stream(0, ("round", self.round, f"curvature {form}"))
-        requests = self.write_requests("curvature", stream, {"form": form}, arrays)
-        if self.hidden is None:
-            total: Tensor | str = self._sum_clear(requests, weights, like, by)
-        else:
-            total = self._sum_hidden(requests, self.describe_sum("curvature", x, weights), like, by)
-        if isinstance(total, str):
-            return total
-        return replace(like, blocks=total, penalty=like.penalty * float(weights.sum()))
-
-    def _sum_noised(
-        self, x: Vector, weights: Weights, form: Form, thin: Vector | None
-    ) -> CurvatureSum | str:
-        """Return the sum of what sites with a privacy budget say, in whatever form from one."""
-        hellos = [self.members.hellos[i] for i in self.index.tolist()]
-        if open_ones := [hello.name for hello in hellos if not hello.noised]:
+        noised, hellos = self.adds_noise(), [self.members.hellos[i] for i in self.index.tolist()]
+        open_ones = [hello.name for hello in hellos if noised and not hello.noised]
+        if open_ones:
             told = "some sites have a privacy budget, so curvature is sent with noise"
             return f"{told}, but {open_ones[0]!r} has none"
+        wanted, arrays = self.describe_sum("curvature", x, weights), {"x": pack_tensor(x)}
+        by = thin if form == "blocks" else None  # what a product that is not symmetric has in it
+        shape = like.blocks.shape
+        if noised:  # of the same vectors in every round, whatever the model
+            wanted, by = replace(wanted, model=MOMENTS), None
+            shape = torch.Size((1, *[find_places(self.model).shape[1]] * 2))
+        elif thin is not None:
+            arrays["thin"] = pack_tensor(thin.to(x.dtype))
         stream = Stream(0, ("round", self.round, f"curvature {form}"))
-        requests = self.write_requests("curvature", stream, {"form": "mean"}, {"x": pack_tensor(x)})
-        shape = torch.Size((1, *[find_places(self.model).shape[1]] * 2))
-        size = shape[-1] * (shape[-1] + 1) // 2
-        self._make_room(size)
+        args = {"form": "mean" if noised else form}
+        requests = self.write_requests("curvature", stream, args, arrays)
+        blocks = self._sum_blocks(requests, wanted, shape, by)
+        if isinstance(blocks, str):
+            return blocks
+        if noised:
+            deviations = weights * [self.deviations[i] for i in self.index.tolist()]
+            return settle_sum(self.model, weights, blocks[0], deviations.tolist(), form, thin)
+        return replace(like, blocks=blocks, penalty=like.penalty * float(weights.sum()))
+
+    def _sum_blocks(
+        self, requests: Requests, wanted: Sum, shape: torch.Size, thin: Vector | None
+    ) -> Tensor | str:
+        """Return the sum of the clients' matrices, each checked in clear, the sum where hidden."""
+        noised, size = self.adds_noise(), pack_blocks(torch.empty(shape), thin is not None).numel()
+        room = 8 * size + ROOM + HEADER_SHARE * len(self.members.names)
+        self.mailbox.largest = max(self.mailbox.largest, room)
+
+        def read(reply: Reply) -> Tensor:
+            packed = torch.as_tensor(reply.arrays["curvature"].copy(), device=self.model.device)
+            return unpack_blocks(packed, shape, thin is not None)
 
         def check(i: int, reply: Reply) -> None:
-            told = expect_number("deviation", reply.numbers.get("deviation"), least=0.0)
-            self.deviations[i] = told  # the same in all rounds
+            if noised:  # the same in all rounds
+                told = reply.numbers.get("deviation")
+                self.deviations[i] = expect_number("deviation", told, least=0.0)
             if self.hidden is None:
                 expect_vector(reply.arrays, "curvature", size, self.dtype)
+                wrong = None if noised else check_curvature(read(reply), thin=thin)
+                if wrong is not None:
+                    raise WireError(wrong)
 
-        if self.hidden is None:
-            replies = self.ask(requests, check)
-            rows = [replies[i].arrays["curvature"] for i in self.index.tolist()]
-            packed: Tensor | str = torch.as_tensor(weights @ np.stack(rows).astype(np.float64))
-        else:  # of the same vectors in every round, whatever the model
-            wanted = replace(self.describe_sum("curvature", x, weights), model=MOMENTS)
-            packed = self._open(requests, wanted, size, check)
-        if isinstance(packed, str):
-            return packed
-        block = unpack_blocks(packed.to(self.model.device), shape, thin=False)[0]
-        deviations = weights * [self.deviations[i] for i in self.index.tolist()]
-        return settle_sum(self.model, weights, block, deviations.tolist(), form, thin)
+        if self.hidden is not None:
+            packed = self._open(requests, wanted, size, thin is not None, check)
+            if isinstance(packed, str):
+                return packed
+            total = unpack_blocks(packed.to(self.model.device), shape, thin is not None)
+            wrong = None if noised else check_curvature(total + _rounding(total), thin=thin)
+            told = f"a client sent an invalid curvature: the sum's {(wrong or '')[4:]}"
+            return total if wrong is None else told
+        replies = self.ask(requests, check)
+        blocks = [read(replies[i]).double() for i in self.index.tolist()]
+        if not noised:
+            self._refuse_far(torch.stack([_trace(one, thin) for one in blocks]))
+        terms = zip(wanted.row[self.index].tolist(), blocks, strict=True)
+        return sum((w * one for w, one in terms), torch.zeros_like(blocks[0]))
 
     def _open(
-        self, requests: Requests, wanted: Sum, size: int, also: Check | None, fresh: bool = False
+        self, requests: Requests, wanted: Sum, size: int, fresh: bool, also: Check
     ) -> Tensor | str:
         """Open a hidden sum of curvature, or take what those opened before come nearest to it."""
         reason = self.ledger.refuse(wanted)
@@ -153,8 +162,7 @@ class FlowerQuestions(Messenger):
             def ask(requests: Requests, check: Check) -> Answers:
                 def both(i: int, reply: Reply) -> None:
                     check(i, reply)
-                    if also is not None:
-                        also(i, reply)
+                    also(i, reply)
 
                 return self.mailbox.ask(requests, both)
 
@@ -164,54 +172,16 @@ class FlowerQuestions(Messenger):
         self.ledger.notes.append(f"{reason}: the curvature is that of the sum opened before")
         return packed
 
-    def _make_room(self, size: int) -> None:
-        """Let replies have so many numbers."""
-        room = 8 * size + ROOM + HEADER_SHARE * len(self.members.names)
-        self.mailbox.largest = max(self.mailbox.largest, room)
-
-    def _sum_clear(
-        self, requests: Requests, weights: Weights, like: CurvatureSum, thin: Vector | None
-    ) -> Tensor:
-        size = pack_blocks(like.blocks, thin is not None).numel()
-
-        def read(reply: Reply) -> Tensor:
-            packed = torch.as_tensor(reply.arrays["curvature"].copy(), device=self.model.device)
-            return unpack_blocks(packed, like.blocks.shape, thin is not None)
-
-        def check(i: int, reply: Reply) -> None:
-            expect_vector(reply.arrays, "curvature", size, self.dtype)
-            wrong = check_curvature(read(reply), thin=thin)
-            if wrong is not None:
-                raise WireError(wrong)
-
-        replies = self.ask(requests, check)
-        blocks = [read(replies[i]).double() for i in self.index.tolist()]
-        self._refuse_far(torch.stack([_trace(one, thin) for one in blocks]))
-        return sum((float(w) * b for w, b in zip(weights, blocks, strict=True)), like.blocks * 0)
-
-    def _sum_hidden(
-        self, requests: Requests, wanted: Sum, like: CurvatureSum, thin: Vector | None
-    ) -> Tensor | str:
-        size = pack_blocks(like.blocks, thin is not None).numel()
-        packed = self._open(requests, wanted, size, None, fresh=thin is not None)
-        if isinstance(packed, str):
-            return packed
-        total = unpack_blocks(packed, like.blocks.shape, thin is not None)
-        wrong = check_curvature(total + _rounding(total), thin=thin)
-        return (
-            total if wrong is None else f"a client sent an invalid curvature: the sum's {wrong[4:]}"
-        )
-
     def _refuse_far(self, traces: Tensor) -> None:
         """Name those whose curvature is absurdly large beside the others'."""
         usual = float(traces.sort().values[(len(traces) - 1) // 2])
         far = traces > FAR * usual if usual > 0 and len(traces) > 2 else traces < 0
-        if far.any():
-            found = {
-                int(self.index[k]): f"trace of its curvature is {float(traces[k]):.3g}, that of "
-                f"the median client {usual:.3g}"
-                for k in torch.nonzero(far).flatten().tolist()
-            }
+        found = {
+            int(self.index[k]): f"trace of its curvature is {float(traces[k]):.3g}, that of the "
+            f"median client {usual:.3g}"
+            for k in torch.nonzero(far).flatten().tolist()
+        }
+        if found:
             raise MissingClients(found, self.members.names)
 
     def inner_products(
@@ -241,32 +211,32 @@ class FlowerQuestions(Messenger):
 
     def inexactness(self, x: Vector) -> Inexactness | str | None:
         """Return how far answers at x may be off, as the sites said with their gradients."""
-        engine = self.members.engine
         if self.adds_noise():
             return NOISED
-        if engine.own is None:
-            return None
-        if engine.remembers_own():
-            return JOINT
+        if not self._tells_errors():
+            return None if self.members.engine.own is None else JOINT
         errors = self._own_errors.get(digest_tensor(x))
         if errors is None:
             return "the sites have not said how exact their own parts are at this model"
         return Inexactness(errors[:, 0], errors[:, 1])
 
+    def _tells_errors(self) -> bool:
+        """Tell whether sites find own parts numerically, at each model, and say how exactly."""
+        engine = self.members.engine
+        return engine.own is not None and not (engine.remembers_own() or self.adds_noise())
+
     def keep_errors(self, x: Vector, replies: dict[int, Reply]) -> None:
         """Remember what the sites said with their gradients at x."""
-        engine = self.members.engine
-        if engine.own is not None and not (engine.remembers_own() or self.adds_noise()):
+        if self._tells_errors():
             errors: Losses = np.full((len(self.members.names), 2), np.inf)
             for i, reply in replies.items():
                 errors[i] = reply.numbers["own_error"]
-            self._own_errors.clear()
+            self._own_errors.clear()  # which all subsets share
             self._own_errors[digest_tensor(x)] = errors
 
     def check_error(self, reply: Reply) -> None:
         """Refuse a statement about own parts that is none."""
-        engine = self.members.engine
-        if engine.own is not None and not (engine.remembers_own() or self.adds_noise()):
+        if self._tells_errors():
             told = reply.numbers.get("own_error")
             both = told if isinstance(told, list) and len(told) == 2 else [None, None]
             for name, value in zip(("loss", "gradient"), both, strict=True):

@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from equifed.algorithms.guard_limits import round_losses
-from equifed.contract.arrays import BlockMatrix
+from equifed.contract import Stream
 from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalWork, own_strength
-from equifed.contract.streams import Stream
-from equifed.data.federation import Federation
+from equifed.data import DataError, Federation, Preparation
 from equifed.data.fit_by_sums import find_names, to_vector
-from equifed.data.preparation import Preparation
-from equifed.data.split import DataError
 from equifed.engines.base import OwnRows
 from equifed.engines.ordered_sums import DenseVectors
-from equifed.flower.account import Account, accept_plan, list_questions, name_common
-from equifed.flower.budget import FREE, MOMENTS, PAID, TABLE, Refused, refuse
-from equifed.flower.memory import Memory, digest, keep_delivery, slug
-from equifed.flower.participant import Client, Stale, find_far
-from equifed.flower.secure.masking import Masking, Signer
-from equifed.flower.site import SiteData
+from equifed.flower.account import accept_plan, admit, find_plan
+from equifed.flower.memory import Memory, Refused, Stale, digest, keep_delivery, refuse_if, slug
+from equifed.flower.participant import Client, SiteData
+from equifed.flower.plan import Plan, digest_sent, list_questions, name_common
+from equifed.flower.secure.masking import LARGEST_SHARE, Masking, sign_told
+from equifed.flower.site import FREE, MOMENTS, PAID, TABLE, refuse
 from equifed.flower.task import PACKAGES, OneClient, Schema
 from equifed.flower.wire import (
     ALWAYS,
@@ -41,7 +40,6 @@ from equifed.flower.wire import (
     Reply,
     Request,
     WireError,
-    digest_model,
     expect_vector,
     pack_blocks,
     read_metric,
@@ -58,10 +56,9 @@ class Worker:
 
     def __init__(self, client: Client, request: Request) -> None:
         self.client, self.request, self.args = client, request, request.args
-        self.task, self.policy = client.task, client.policy
-        self.memory = Memory(client.root, request.run, client.name)
+        self.policy, self.memory = client.policy, Memory(client.root, request.run, client.name)
         self.round = int(self.args.get("round", 0))
-        self.account: Account | None = None
+        self.plan: Plan | None = None  # none in a hello, and where the site lets anybody ask
 
     @cached_property
     def federation(self) -> Federation:
@@ -72,71 +69,57 @@ class Worker:
     def engine(self) -> OneClient:
         """The library's own engine on these samples; under a budget one that adds noise."""
         client, budget = self.client, self.policy.budget
-        if budget is not None and self.account is not None:
-            given = self.account.plan, client.root, client.name
-            return budget.build_engine(self.task, self.federation, *given)
+        if budget is not None and self.plan is not None:
+            given = self.plan, client.root, client.name
+            return budget.build_engine(client.task, self.federation, *given)
         position, told = max(self.request.client, 0), self.args.get("candidate")
-        return self.client.build_engine(self.federation, position, told)
+        return client.build_engine(self.federation, position, told)
 
     def answer(self) -> Reply:
         """Do what the request says."""
-        op, verb, unusual = self.request.op, VERBS[self.request.op], list[str]()
+        op, verb = self.request.op, VERBS[self.request.op]
         if op != "hello":
-            self.account = Account.open(self.memory, self.policy)
-        if self.account is not None:
-            unusual = self._hold_against_plan(self.account)
-        if verb.own_part:
+            self.plan = find_plan(self.memory, self.policy)
+        if self.plan is not None:
+            sent = set(self.request.arrays)
+            for name in sorted(sent & {"x", "target", "control"} if "x" in sent else ()):
+                self._refuse_far(self.plan, name)
+            admit(self.plan, self.request, self.memory)
+        self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
+        if verb.own_part and self.engine.remembers_own():
             after = int(self.args.get("own_round", 0)) + 1
             self._bind_own_part(self.round if verb.own_part == "before" else after)
         if verb.masks:
-            reply = self.request.reply(self._masking().take_step(op))
-        elif self.policy.budget is None:
-            reply = getattr(self, op)()
-        else:
-            reply = self._answer_with_noise(op)
-        self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
-        return replace(reply, numbers={**reply.numbers, "unusual": unusual}) if unusual else reply
+            return self.request.reply(getattr(self._masking(), op)())
+        told = None if self.policy.budget is None else self._tell_again(op)
+        return told or getattr(self, op)()
 
-    def _answer_with_noise(self, op: str) -> Reply:
-        """Answer under a budget: what was told before is told again, for nothing."""
+    def _refuse_far(self, plan: Plan, name: str) -> None:
+        """Refuse a model that is longer than honest training makes it, or the way to one."""
+        what, length = "the model", float(self._sent(name).double().norm())
+        if name != "x":
+            work = LocalWork.from_dict(self.args["work"])
+            length *= work.lr * float(work.steps_for([self.client.sizes["train"]])[0])
+            what = "the correction of local steps"
+        plan.check_model(what, length, self.client.measure_first(self.engine, plan.seed))
+
+    def _tell_again(self, op: str) -> Reply | None:
+        """Refuse what has no mechanism under a budget; tell again what was told, for nothing."""
         if op not in (*PAID, *FREE):
             refuse(op)
-        if op == "bounds":
-            return self.request.reply({})
         if op == "hello" and isinstance(self.client.data, SiteData):
             refuse(TABLE)
-        if op in PAID:
-            (asked, *_) = list_questions(self.request, self.memory)
-            told = self.memory.read_record("told").get(asked.digest, {})
-            found = {k: self.memory.get(f"{told['tag']}/{k}") for k in told.get("parts", ())}
-            rows = {k: row for k, row in found.items() if row is not None}
-            if len(rows) < len(found):
-                raise Refused(
-                    f"{asked.step!r:.80} was answered before, and the answer is no longer stored"
-                )
-            if told:
-                parts = {k: DenseVectors(self._tensor(row)[None]) for k, row in rows.items()}
-                return self._keep(told["numbers"], parts)
-        return getattr(self, op)()  # type: ignore[no-any-return]
-
-    def _hold_against_plan(self, account: Account) -> list[str]:
-        """Refuse what the plan does not have; return what is unusual."""
-        if "x" in self.request.arrays:
-            first = self.client.measure_first(self.engine, account.plan.seed)
-            account.check_model("the model", float(self._sent("x").double().norm()), first)
-            for name in sorted({"target", "control"} & set(self.request.arrays)):
-                work = LocalWork.from_dict(self.args["work"])
-                way = work.lr * float(work.steps_for([self.client.sizes["train"]])[0])
-                moved = way * float(self._sent(name).double().norm())
-                account.check_model("the correction of local steps", moved, first)
-        return account.admit(self.request)
-
-    def _round_losses(self, losses: NDArray[Any]) -> float:
-        """Return this client's loss as it may leave: rounded where sums are hidden."""
-        plan = None if self.account is None else self.account.plan
-        hidden = plan is not None and plan.privacy == "secure"
-        losses = losses if self.policy.budget is None else np.maximum(losses, 0.0)
-        return float(round_losses(losses, plan.rounding if plan and hidden else 0.0)[0])
+        if op not in PAID:
+            return None
+        (asked, *_) = list_questions(self.request, self.memory)
+        told = self.memory.read_record("told").get(asked.digest)
+        if told is None:
+            return None
+        rows = {k: self.memory.get(f"{told['tag']}/{k}") for k in told["parts"]}
+        lost = f"{asked.step!r:.80} was answered before, and the answer is no longer stored"
+        parts = {k: self._held(row) for k, row in rows.items() if row is not None}
+        refuse_if({lost: len(parts) < len(rows)})
+        return self._keep(told["numbers"], parts)
 
     # -- before the first round -------------------------------------------------------------------
 
@@ -145,29 +128,23 @@ class Worker:
 
         A table whose preparation is not known yet is described by its columns.
         """
-        client, told = self.client, self.args.get("preparation")
-        sent, keys = self.args.get("plan"), client.identity.peers
-        given = self.policy, self.memory, client.root, client.name, client.sizes["train"]
-        accept_plan(sent, *given, self.task.about, keys, self.request.run)
-        about: dict[str, Any] = {
-            "name": client.name,
-            "partition": client.partition,
-            "versions": package_versions(PACKAGES),
-            "sizes": client.sizes,
-        }
+        client, data, told = self.client, self.client.data, self.args.get("preparation")
+        accept_plan(self.args.get("plan"), client, self.memory, self.request.run)
         notes, ready = self.policy.describe(), True
-        if isinstance(client.data, SiteData):
+        about: dict[str, Any] = {"name": client.name, "partition": client.site.partition}
+        about |= {"versions": package_versions(PACKAGES), "sizes": client.sizes}
+        if isinstance(data, SiteData):
             if told is not None:
                 Preparation.from_json(told)  # refuses what is none
-            about |= client.data.describe()
+            about |= data.describe()
             ready, totals = bool(self._take_once("preparation")), self._take_once("totals")
-            if self.policy.show_by_name:
-                notes += find_far(client.data.table, totals)
+            notes += data.find_far(totals) if self.policy.show_by_name else []
         if ready:
-            schema, model = Schema.of(self.federation), self.task.fingerprint(self.engine)
+            schema, model = Schema.of(self.federation), client.task.fingerprint(self.engine)
             about |= {"schema": schema.to_dict(), "model": model}
             about["noised"] = self.policy.budget is not None
-        return self.request.reply(self._signer().sign("hello", {**about, "notes": notes}))
+        told = {**about, "notes": notes}
+        return self.request.reply(sign_told(told, client.key, self.request.run, "hello"))
 
     def prepare(self) -> Reply:
         """Answer one question of the fit, in clear or under masks."""
@@ -182,11 +159,12 @@ class Worker:
             return self.request.reply({"names": find_names(asked, answer)})
         # Sums of a question's answers over nearly the same sites must not both be opened.
         (question,) = list_questions(self.request, self.memory)
-        return self._give("vector", to_vector(asked, answer), "prepare", question.digest, 0, "")
+        about = "prepare", question.digest, 0, ""
+        return self._give({}, {"vector": to_vector(asked, answer)}, *about)
 
     def statistics(self) -> Reply:
         """Return rows, labels and means, as far as the site shows them."""
-        self.policy.check_plan({}, self.client.sizes["train"])
+        self.policy.check_run(self.client.sizes["train"])
         return self.request.reply({"statistics": self.client.describe_rows()})
 
     # -- the verbs --------------------------------------------------------------------------------
@@ -194,16 +172,14 @@ class Worker:
     def losses(self) -> Reply:
         """Return f_i(x)."""
         losses = self.engine.losses(self._sent("x"), self._stream(), self.args["batch_size"])
-        return self._keep({"loss": self._round_losses(losses)}, {})
+        return self._keep({"loss": self._round_loss(losses)}, {})
 
     def gradient(self) -> Reply:
         """Return f_i(x), and keep the gradient or also send it."""
-        losses, vectors = self.engine.value_and_gradient(
-            self._sent("x"), self._stream(), self.args["batch_size"]
-        )
-        assert isinstance(vectors, DenseVectors)
-        numbers: dict[str, Any] = {"loss": self._round_losses(losses)}
-        found = self.engine.inexactness(self._sent("x"))
+        x, stream = self._sent("x"), self._stream()
+        losses, vectors = self.engine.value_and_gradient(x, stream, self.args["batch_size"])
+        numbers: dict[str, Any] = {"loss": self._round_loss(losses)}
+        found = self.engine.inexactness(x)
         if isinstance(found, Inexactness):  # own parts that are found numerically
             numbers["own_error"] = [float(found.losses[0]), float(found.gradients[0])]
         self._keep_own_part()
@@ -211,69 +187,64 @@ class Worker:
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
-        work = LocalWork.from_dict(self.args["work"]).work(scale=self._metric())
+        work = LocalWork.from_dict(self.args["work"])
+        work = work.work(scale=read_metric(self.request.arrays, self.engine.model.size))
         self.policy.check_work(work, len(self.federation.train))
-        slope, control = self.args["slope"], self._control()
+        x, slope, control = self._sent("x"), self.args["slope"], self._control()
         moved = self.engine.local_steps(
-            self._sent("x"),
-            work,
-            self._stream(),
-            control=control,
+            x, work, self._stream(), control=control,
             target=None if control is None else self._sent("target"),
             slopes=None if slope is None else np.array([float(slope)]),
-        )
-        if self.account is not None and moved.displacement is not None:
-            first = self.client.measure_first(self.engine, self.account.plan.seed)
-            after = self._sent("x").double() - moved.displacement.weighted_sum(np.ones(1))
-            self.account.check_model("the model after local steps", float(after.norm()), first)
+        )  # fmt: skip
+        if self.plan is not None and moved.displacement is not None:
+            first = self.client.measure_first(self.engine, self.plan.seed)
+            after = x.double() - moved.displacement.weighted_sum(np.ones(1))
+            self.plan.check_model("the model after local steps", float(after.norm()), first)
         self._keep_own_part()
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
         if moved.thresholds is not None:
             numbers["threshold"] = float(moved.thresholds[0])
-        parts = {name: getattr(moved, name) for name in PARTS if getattr(moved, name) is not None}
-        return self._keep(numbers, parts)
+        parts = {name: getattr(moved, name) for name in PARTS}
+        return self._keep(numbers, {name: part for name, part in parts.items() if part is not None})
 
     def sum(self) -> Reply:
         """Return a kept vector times this client's weight, masked."""
-        key = str(self.args["key"])
-        vector = self._recall(key)
-        if "minus" in self.args:
-            vector = vector - self._recall(str(self.args["minus"]))
-        kind = f"{'change of ' if 'minus' in self.args else ''}{key.rpartition('/')[2]}"
-        return self._give("vector", vector, kind, *self.memory.trace(key))
+        key, old = str(self.args["key"]), self.args.get("minus")
+        vector, kind = self._recall(key), key.rpartition("/")[2]
+        if old is not None:
+            vector, kind = vector - self._recall(str(old)), f"change of {kind}"
+        return self._give({}, {"vector": vector}, kind, *self.memory.trace(key))
 
     def curvature(self) -> Reply:
-        """Return this client's second derivatives, or their product with a thin matrix, packed."""
-        x, thin = self._sent("x"), None
-        if self.policy.budget is not None:
-            return self._tell_noised_curvature()
-        if "thin" in self.request.arrays:
-            thin = self._tensor(np.asarray(self.request.arrays["thin"]))
-        form = self.args["form"]
-        found = self.engine.curvature_sum(x, np.ones(1), form, thin)
-        if isinstance(found, str):
-            raise WireError(found)
-        vector = pack_blocks(found.blocks, thin is not None and form == "blocks")
-        packed, about = _array(vector.to(self.engine.model.dtype)), name_common(self.request)
-        return self._give("curvature", packed, "curvature", self._model(), self.round, about)
+        """Return this client's second derivatives, or their product with a thin matrix, packed.
 
-    def _tell_noised_curvature(self) -> Reply:
-        """Return a bound on one block of the Hessian from noised moments, without the penalty."""
-        form = self.args["form"]
-        if form != "mean" or "thin" in self.request.arrays or self.account is None:
-            raise Refused(
-                f"under a privacy budget curvature is sent as 'mean', not as {form!r:.20}"
-            )
-        site = self.engine.site(0)  # type: ignore[attr-defined]
-        packed = _array(pack_blocks(site.hessian()[None], thin=False).to(self.engine.model.dtype))
-        about = name_common(self.request)
-        reply = self._give("curvature", packed, "curvature", MOMENTS, self.round, about)
-        return replace(reply, numbers={"deviation": site.hessian_noise()})
+        Under a budget a bound on one block from noised moments, without the penalty.
+        """
+        form, thin = self.args["form"], self.request.arrays.get("thin")
+        model, numbers, dtype = digest_sent(self.request), {}, self.engine.model.dtype
+        if self.policy.budget is not None:
+            if form != "mean" or thin is not None or self.plan is None:
+                raise Refused(
+                    f"under a privacy budget curvature is sent as 'mean', not as {form!r:.20}"
+                )
+            site = self.engine.site(0)  # type: ignore[attr-defined]
+            vector = pack_blocks(site.hessian()[None], thin=False)
+            model, numbers = MOMENTS, {"deviation": site.hessian_noise()}
+        else:
+            by = None if thin is None else self._tensor(np.asarray(thin))
+            found = self.engine.curvature_sum(self._sent("x"), np.ones(1), form, by)
+            if isinstance(found, str):
+                raise WireError(found)
+            vector = pack_blocks(found.blocks, thin is not None and form == "blocks")
+        about = "curvature", model, self.round, name_common(self.request)
+        return self._give(numbers, {"curvature": _array(vector.to(dtype))}, *about)
 
     def bounds(self) -> Reply:
         """Return what is certain of this client's curvature, as a simulation of all finds it."""
-        model, clients = self.engine.model, int(self.args["clients"])
-        known = known_curvature(model, clients, self.engine.inputs_of, [0])
+        if self.policy.budget is not None:
+            return self.request.reply({})
+        clients, inputs = int(self.args["clients"]), self.engine.inputs_of
+        known = known_curvature(self.engine.model, clients, inputs, [0])
         if isinstance(known, str) or not np.isfinite(known.smoothness[0]):
             return self.request.reply({})
         least, largest = float(known.strong_convexity[0]), float(known.smoothness[0])
@@ -282,8 +253,9 @@ class Worker:
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
-        vectors = DenseVectors(self._tensor(self._recall(str(self.args["key"])))[None])
-        return self.request.reply({"norm": float(vectors.squared_norms(self._metric())[0])})
+        vectors = self._held(self._recall(str(self.args["key"])))
+        metric = read_metric(self.request.arrays, self.engine.model.size)
+        return self.request.reply({"norm": float(vectors.squared_norms(metric)[0])})
 
     def recall(self) -> Reply:
         """Return a kept vector in clear."""
@@ -292,43 +264,42 @@ class Worker:
 
     def metrics(self) -> Reply:
         """Return the metrics of every split, and what single samples say if that is asked."""
-        numbers, asked, x = {}, as_metrics(self.args["metrics"]), self._sent("x")
-        splits = self.args["splits"]
+        told, x, splits = dict[str, Any](), self._sent("x"), self.args["splits"]
+        asked = as_metrics(self.args["metrics"])
         for found in self.engine.evaluate(x, splits, asked):
-            metrics = {name: float(values[0]) for name, values in found.metrics.items()}
-            for name in {"loss", "mse"} & set(metrics):
-                metrics[name] = self._round_losses(np.array([metrics[name]]))
+            metrics = {
+                name: self._round_loss(values) if name in ("loss", "mse") else float(values[0])
+                for name, values in found.metrics.items()
+            }
             kept = {k: v for k, v in metrics.items() if k in ALWAYS or not np.isnan(v)}
-            numbers[found.split] = {"size": int(found.sizes[0]), "metrics": kept}
+            told[found.split] = {"size": int(found.sizes[0]), "metrics": kept}
         if not self.args["describe"]:
-            return self.request.reply({"splits": numbers})
-        told = self.engine.describe(x, splits[0], asked)
-        own = None if told is None or told.clients[0] is None else told.clients[0].to_dict()
-        return self.request.reply({"splits": numbers, "detail": own})
+            return self.request.reply({"splits": told})
+        details = self.engine.describe(x, splits[0], asked)
+        own = None if details is None else details.clients[0]
+        detail = None if own is None else own.to_dict()
+        return self.request.reply({"splits": told, "detail": detail})
 
     def deliver(self) -> Reply:
         """Keep the model of a run that ended, with its card and this client's page."""
-        x = self._sent("x")
+        client, x = self.client, self._sent("x")
         if digest(_array(x)) != self.args["sha256"]:
             raise WireError("the model was changed on its way")
-        folder = self.client.results or self.client.root / "results" / slug(self.client.name)
-        predictor = self.engine.predictor(x)
+        default = client.root / "results" / slug(client.name)
+        folder, predictor = client.site.settings.get("results", default), self.engine.predictor(x)
         if predictor.own:  # this site's model: with the own part that it has
-            predictor = predictor.for_client(self.client.name)
-        checksum = keep_delivery(folder, self.request.run, predictor, self.args)
+            predictor = predictor.for_client(client.name)
+        checksum = keep_delivery(Path(str(folder)), self.request.run, predictor, self.args)
         return self.request.reply({"checksum": checksum})
 
-    # -- small parts ------------------------------------------------------------------------------
+    # -- own parts --------------------------------------------------------------------------------
 
     def _bind_own_part(self, before: int) -> None:
         """Let the engine start from the own part of the last round before another one.
 
         A site that comes after the end has none, and no run to draw one for: it fits its own.
         """
-        engine = self.engine
-        if not engine.remembers_own():
-            return
-        kept = self.memory.own_before(before)
+        engine, kept = self.engine, self.memory.own_before(before)
         if kept is None and "start" not in self.args:
             row = self._fit_own_part()[None]
         elif kept is None or kept.shape != (engine.model.own_size,):
@@ -344,68 +315,69 @@ class Worker:
         if self.engine.remembers_own() and self.engine.own_rows.after is not None:
             self.memory.keep_own(self.round, _array(self.engine.own_after()[0]))
 
-    def _fit_own_part(self) -> torch.Tensor:
+    def _fit_own_part(self) -> Tensor:
         """Return the best own part (p,) for the site's training samples at the shared part x."""
         x, train = self._sent("x"), self.federation.train
         told, names = self.engine.predictor(x), tuple(self.engine.model.own_shapes)
+        targets, held = torch.as_tensor(train.targets), own_strength(told.own_l2, len(train))
+
+        def run(module: torch.nn.Module) -> Tensor:
+            return torch.as_tensor(told.run_module(module, train.inputs))
+
         try:
-            module = fit_new_client(
-                told.module,
-                names,
-                lambda m: torch.as_tensor(told.run_module(m, train.inputs)),
-                torch.as_tensor(train.targets),
-                told.loss,
-                own_strength(told.own_l2, len(train.targets)),
-            )
+            module = fit_new_client(told.module, names, run, targets, told.loss, held)
         except ValueError as error:  # our own words, about parameters and settings
             raise WireError(f"no own part can be fitted here: {error}") from error
         return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in names]).to(x)
 
+    # -- small parts ------------------------------------------------------------------------------
+
     def _take_once(self, what: str) -> Any:
         """Return what was said with the hello of a run, which cannot be changed later."""
         told, kept = self.args.get(what), self.memory.read_record(what)
-        if told and kept and told != kept:
-            raise Refused(f"the {what} differs from the one this site received earlier in this run")
+        other = f"the {what} differs from the one this site received earlier in this run"
+        refuse_if({other: told and kept and told != kept})
         if told and not kept:
             self.memory.write_record(what, told)
         return told or kept
 
-    def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
+    def _round_loss(self, losses: NDArray[Any]) -> float:
+        """Return this client's loss as it may leave: rounded where sums are hidden."""
+        losses = losses if self.policy.budget is None else np.maximum(losses, 0.0)
+        hidden = self.plan is not None and self.plan.privacy == "secure"
+        step = self.plan.rounding if self.plan is not None and hidden else 0.0
+        return float(round_losses(losses, step)[0])
+
+    def _keep(self, numbers: dict[str, Any], parts: Mapping[str, Any]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
-        shorten = self.policy.shorten
-        rows = {name: shorten(_array(vectors.matrix[0])) for name, vectors in parts.items()}
-        model, about = self._model(), name_common(self.request)
+        request, memory, args = self.request, self.memory, self.args
+        rows = {name: self.policy.shorten(_array(held.matrix[0])) for name, held in parts.items()}
+        about = digest_sent(request), self.round, name_common(request)
+        memory.tidy(self.round, [f"{request.tag}/{name}" for name in rows])
         for name, row in rows.items():
-            self.memory.put(f"{self.request.tag}/{name}", row, self.round, model, about)
+            memory.put(f"{request.tag}/{name}", row, *about)
         if self.policy.budget is not None:
-            (asked, *_) = list_questions(self.request, self.memory)
-            entry = {"tag": self.request.tag, "parts": list(rows), "numbers": numbers}
-            told = {**self.memory.read_record("told"), asked.digest: entry}
-            self.memory.write_record("told", told)
-        if rows and self.args["give"]:
-            self.policy.allow_clear()
-            return self.request.reply(numbers, rows)
-        if rows and "mask" in self.args:
-            kind = str(self.args["mask"]["part"])
-            reply = self._give("", rows[kind], kind, model, self.round, about)
-            return replace(reply, numbers=numbers)
-        return self.request.reply(numbers)
+            (asked, *_) = list_questions(request, memory)
+            entry = {"tag": request.tag, "parts": list(rows), "numbers": numbers}
+            memory.write_record("told", {**memory.read_record("told"), asked.digest: entry})
+        if rows and "mask" in args:
+            kind = str(args["mask"]["part"])
+            return self._give(numbers, {kind: rows[kind]}, kind, *about)
+        return self._give(numbers, rows) if rows and args["give"] else request.reply(numbers)
 
-    def _give(self, name: str, vector: NDArray[Any], *about: Any) -> Reply:
-        """Send a vector scaled and masked (``about`` is for ``Masking``), else in clear."""
+    def _give(self, numbers: dict[str, Any], rows: dict[str, NDArray[Any]], *about: Any) -> Reply:
+        """Send a vector scaled and masked (``about`` is for ``Masking``), else all in clear."""
         if "mask" in self.args:
-            return self.request.reply({}, {"masked": self._masking().mask(vector, *about)})
+            (vector,) = rows.values()
+            return self.request.reply(numbers, {"masked": self._masking().mask(vector, *about)})
         self.policy.allow_clear()
-        return self.request.reply({}, {name: vector})
-
-    def _model(self) -> str:
-        return digest_model(np.asarray(self.request.arrays["x"]).tobytes())
+        return self.request.reply(numbers, rows)
 
     def _control(self) -> DenseVectors | None:
-        key = self.args["control"]
         if "control" in self.request.arrays:
             return DenseVectors(self._sent("control")[None])
-        return None if key is None else DenseVectors(self._tensor(self._recall(str(key)))[None])
+        key = self.args["control"]
+        return None if key is None else self._held(self._recall(str(key)))
 
     def _recall(self, key: str) -> NDArray[Any]:
         size, dtype = self._kind()
@@ -417,23 +389,15 @@ class Worker:
         return vector
 
     def _masking(self) -> Masking:
-        plan = None if self.account is None else self.account.plan
-        given = self._signer(), None if plan is None else plan.cap
-        return Masking(self.memory, self.args["mask"], self.request.client, *given)
+        """Return this client's part in a hidden sum, in which the plan's members are trusted."""
+        client, plan, peers = self.client, self.plan, self.client.peers
+        if plan is not None and plan.members:
+            peers = {name: PublicKey(line, name) for name, line in plan.members.items()}
+        cap = LARGEST_SHARE if plan is None else plan.cap
+        return Masking(self.memory, self.request, client.name, client.key, peers, cap)
 
-    def _signer(self) -> Signer:
-        """Return who signs here, and checks others against the plan's members: no site beside."""
-        identity, plan = self.client.identity, self.account and self.account.plan
-        if plan and plan.members:
-            members = {name: PublicKey(line, name) for name, line in plan.members.items()}
-            identity = replace(identity, peers=members)
-        return Signer(identity, self.request.run, self.client.name)
-
-    def _sent(self, name: str) -> torch.Tensor:
+    def _sent(self, name: str) -> Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))
-
-    def _metric(self) -> BlockMatrix | None:
-        return read_metric(self.request.arrays, self.engine.model.size)
 
     def _stream(self) -> Stream:
         return Stream(int(self.args["seed"]), tuple(self.args["address"]))
@@ -441,10 +405,13 @@ class Worker:
     def _kind(self) -> tuple[int, str]:
         return self.engine.model.size, str(self.engine.model.dtype)[6:]
 
-    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+    def _held(self, row: NDArray[Any]) -> DenseVectors:
+        return DenseVectors(self._tensor(row)[None])
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.as_tensor(array.copy(), device=self.engine.model.device)
 
 
-def _array(vector: torch.Tensor) -> NDArray[Any]:
+def _array(vector: Tensor) -> NDArray[Any]:
     out: NDArray[Any] = vector.detach().to("cpu").contiguous().numpy()
     return out

@@ -7,10 +7,9 @@ show nobody. With H the orthogonal projection onto it, :math:`h_{ii}` is the lar
 
 A sum is opened only if, among all of its round and of its model,
 
-* its members (those with a weight) are those of every other sum, or at least
-  :data:`APART` of them differ,
+* its members (those with a weight) are those of every other sum, or at least three of them differ,
 * no combination with others of the same vectors leaves fewer than three members, and none has more
-  than :data:`LARGEST_SHARE` of its squared weights on one client.
+  than 0.99 of its squared weights on one client.
 
 What may not be opened is answered from what was: by the nearest combination of the sums of these
 vectors at this model, which the server could have formed anyway.
@@ -26,23 +25,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LEAST_MEMBERS = 3
-"""Members of a sum: of two, each would know the other's vector."""
-
-APART = 3
-"""Members by which two sums at one model differ at least, if at all."""
-
-LARGEST_SHARE = 0.99
-"""Of the squared weights of a sum, or of a difference of sums, that one client may have."""
-
-PAIR_SHARE = 1 - 1e-6
-"""Of the squared weights of a difference of sums that two clients may have."""
-
-REMEMBERED = 4096
-"""Sums whose rows are remembered."""
-
-TOTALS = 64
-"""Sums whose totals are remembered, to stand in for others."""
+LEAST_MEMBERS = 3  # of a sum: of two, each would know the other's vector
+APART = 3  # members by which two sums at one model differ at least, if at all
+LARGEST_SHARE = 0.99  # of the squared weights of a sum, or of a difference, that one client has
+PAIR_SHARE = 1 - 1e-6  # of those of a difference that two clients have
+REMEMBERED, TOTALS = 4096, 64  # sums whose rows, and whose totals are remembered
 
 
 class PrivacyError(RuntimeError):
@@ -80,14 +67,7 @@ class Ledger:
         """Return why a sum may not be opened; None: it may."""
         if len(wanted.members) < LEAST_MEMBERS:
             return f"only {len(wanted.members)} of the clients have any weight, 3 are needed"
-        near = [s for s in self.sums if s.model == wanted.model or s.round == wanted.round]
-        for other in near:
-            if not are_apart(wanted.members, other.members):
-                count = len(wanted.members ^ other.members)
-                members = f"{count} member{'s' if count > 1 else ''} more or fewer"
-                return f"a sum opened before at this model has {members}"
-        same = [s.row for s in near if s.kind == wanted.kind]
-        return find_exposed(np.stack([*same, wanted.row]))
+        return find_exposed(self.sums, wanted)
 
     def add(self, opened: Sum, total: Tensor) -> None:
         """Write down a sum that was opened."""
@@ -117,27 +97,22 @@ class Ledger:
         return notes
 
 
-def are_apart(one: Iterable[int], other: Iterable[int]) -> bool:
-    """Tell whether two sets of members are equal, or differ by enough.
-
-    >>> are_apart([1, 2, 3], [3, 2, 1]), are_apart([1, 2, 3], [1, 2]), are_apart([1, 2, 3, 4], [4])
-    (True, False, True)
-    """
-    different = len(set(one) ^ set(other))
-    return different == 0 or different >= APART
-
-
-def find_exposed(rows: NDArray[np.float64]) -> str | None:
-    """Return what combinations of sums with these rows of weights would show; None: nobody."""
+def find_exposed(opened: Iterable[Sum], wanted: Sum) -> str | None:
+    """Return whom a sum would show beside others of its round or model; None: nobody."""
+    near = [s for s in opened if s.model == wanted.model or s.round == wanted.round]
+    for other in near:
+        count = len(wanted.members ^ other.members)
+        if 0 < count < APART:
+            members = f"{count} member{'s' if count > 1 else ''} more or fewer"
+            return f"a sum opened before at this model has {members}"
+    rows = np.stack([*(s.row for s in near if s.kind == wanted.kind), wanted.row])
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     _, sizes, basis = np.linalg.svd(rows / lengths, full_matrices=False)
     basis = basis[sizes > 1e-9 * sizes[0]]
     leverage = np.square(basis).sum(axis=0)
     if leverage.max() > LARGEST_SHARE:
         return "it would show one client's vector, or nearly so"
-    if len(basis) == 1:
-        return None
-    for i in np.flatnonzero(leverage >= 0.5 * PAIR_SHARE):
+    for i in np.flatnonzero(leverage >= 0.5 * PAIR_SHARE) if len(basis) > 1 else ():
         shared = basis[:, i] @ basis
         half, mean = (leverage[i] - leverage) / 2, (leverage[i] + leverage) / 2
         largest = mean + np.sqrt(half**2 + shared**2)

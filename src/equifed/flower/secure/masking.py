@@ -14,108 +14,88 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.flower.memory import Memory
-from equifed.flower.secure.ledger import LEAST_MEMBERS, are_apart, find_exposed
-from equifed.flower.secure.masks import Words, to_fixed
-from equifed.flower.secure.session import Epoch, Published, SecureError, from_hex, to_hex
-from equifed.training.keys import PublicKey, read_key_file, read_private, sign
+from equifed.flower.memory import Memory, refuse_if
+from equifed.flower.secure.ledger import LEAST_MEMBERS, Sum, find_exposed
+from equifed.flower.secure.session import Epoch, Published, Words, from_hex, to_fixed, to_hex
+from equifed.flower.wire import Request
+from equifed.training.keys import PublicKey, sign
 
-REMEMBERED = 256
-"""Sums that a client remembers to have helped to open."""
-
-LARGEST_SHARE = 0.9
-"""Of the weights of a sum, that a member may have where no plan has a cap."""
-
-DRAWN = 2 / 3
-"""The same, where clients are drawn with replacement."""
+REMEMBERED = 256  # sums that a client remembers to have helped to open
+LARGEST_SHARE = 0.9  # of the weights of a sum, that a member may have where no plan has a cap
+DRAWN = 2 / 3  # the same, where clients are drawn with replacement
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The key of this site, and those of the others by name; None: they are not known."""
-
-    key: Any = None
-    peers: Mapping[str, PublicKey] | None = None
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Identity:
-        """Read the files that a node's settings name."""
-        peers = read_key_file(Path(str(settings["peers"]))) if "peers" in settings else None
-        path = settings.get("node-key")
-        return cls(None if path is None else read_private(Path(str(path))), peers)
+def sign_told(told: Mapping[str, Any], key: Any, run: str, purpose: str) -> dict[str, Any]:
+    """Return what a client says, with its signature where it has a key."""
+    signed = {} if key is None else {"signature": sign(key, "keys", _encode([run, purpose, told]))}
+    return {**told, **signed}
 
 
-@dataclass(frozen=True)
-class Signer:
-    """Signs what this client publishes in a run, and checks what others published."""
-
-    identity: Identity = field(default_factory=Identity)
-    run: str = ""
-    name: str = ""
-
-    def sign(self, purpose: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys with this client's name, and its signature where it has a key."""
-        told = {**keys, "client": self.name}
-        if self.identity.key is None:
-            return told
-        return {**told, "signature": sign(self.identity.key, *self._encode(purpose, told))}
-
-    def check(self, purpose: str, parties: Mapping[int, Mapping[str, Any]]) -> None:
-        """Refuse keys that are not signed by whom this site knows; nothing, if it knows nobody."""
-        peers = self.identity.peers
-        if peers is None:
-            return
-        names = [str(told.get("client", ""))[:200] for told in parties.values()]
-        if len(set(names)) < len(names):
-            raise SecureError("two parties of a hidden sum have the same name")
-        for name, told in zip(names, parties.values(), strict=True):
-            if name not in peers:
-                raise SecureError(f"this site has no key of {name!r}, a party of the hidden sum")
-            if not self.holds(purpose, told, peers[name]):
-                raise SecureError(
-                    f"the keys said to be those of {name!r} are not signed by the key that this "
-                    "site has for it"
-                )
-
-    def holds(self, purpose: str, told: Mapping[str, Any], key: PublicKey) -> bool:
-        """Tell whether what somebody said in this run is signed by a key."""
-        plain = {k: v for k, v in told.items() if k != "signature"}
-        return key.holds(*self._encode(purpose, plain), str(told.get("signature", "")))
-
-    def _encode(self, purpose: str, keys: Mapping[str, Any]) -> tuple[str, bytes]:
-        return "keys", _encode([self.run, purpose, dict(keys)])
+def is_signed(told: Mapping[str, Any], key: PublicKey, run: str, purpose: str) -> bool:
+    """Tell whether what somebody said in a run is signed by a key."""
+    plain = {k: v for k, v in told.items() if k != "signature"}
+    return key.holds("keys", _encode([run, purpose, plain]), str(told.get("signature", "")))
 
 
 class Masking:
-    """Answers what a request's ``mask`` table ``args`` says, from the ``memory`` of this client.
+    """Answers what a request's ``mask`` table says, from the ``memory`` of this client.
 
-    ``own`` is its position; ``signer`` signs its keys, and checks those of others; ``cap`` is the
-    largest share of a sum that a member may have.
+    It is called ``name``, signs with its ``key``, and trusts the keys of its ``peers`` alone, if it
+    knows any; ``cap`` is the largest share of a sum that a member may have. What is written down is
+    on the disk before an answer leaves.
     """
 
     def __init__(
-        self,
-        memory: Memory,
-        args: dict[str, Any],
-        own: int,
-        signer: Signer,
-        cap: float | None = None,
-    ) -> None:
-        self.memory, self.args, self.own, self.signer = memory, args, own, signer
-        self.cap = LARGEST_SHARE if cap is None else cap
+        self, memory: Memory, request: Request, name: str, key: Any,
+        peers: Mapping[str, PublicKey] | None, cap: float,
+    ) -> None:  # fmt: skip
+        self.memory, self.args, self.run = memory, request.args["mask"], request.run
+        self.own, self.name, self.key = request.client, name, key
+        self.peers, self.cap = peers, cap
+        self.place = f"epoch {self.args['name']}"
+        new = {"secret": secrets.token_bytes(32).hex(), "parties": {}, "boxes": {}, "sums": {}}
+        self.kept: dict[str, Any] = memory.read_record(self.place) or {**new, "done": {}}
+        secret, slots = bytes.fromhex(self.kept["secret"]), int(self.args["slots"])
+        self.epoch = Epoch(str(self.args["name"]), self.own, secret, slots)
 
-    def take_step(self, op: str) -> dict[str, Any]:
-        """Answer a request of a secure sum besides that for the vector."""
-        steps = {"keys": self.publish, "shares": self.share}
-        return (steps | {"boxes": self.check_boxes, "unmask": self.unmask})[op]()
+    def keys(self) -> dict[str, Any]:
+        """Step 1 of a secure sum: the public keys of a new epoch."""
+        self._write_once("keys", b"")
+        told = {**self.epoch.publish().to_dict(), "client": self.name}
+        return sign_told(told, self.key, self.run, self.place)
+
+    def shares(self) -> dict[str, Any]:
+        """Step 2: encrypted shares for every other party, and digests of all shares."""
+        parties, seen = self.args["parties"], list[str]()
+        for told in parties.values() if self.peers is not None else ():
+            name = str(told.get("client", ""))[:200]
+            key = (self.peers or {}).get(name)
+            signed = key is not None and is_signed(told, key, self.run, self.place)
+            wrong = f"the keys said to be those of {name!r} are not signed by the key"
+            refuse_if({
+                "two parties of a hidden sum have the same name": name in seen,
+                f"this site has no key of {name!r}, a party of the hidden sum": key is None,
+                f"{wrong} that this site has for it": not signed,
+            })  # fmt: skip
+            seen.append(name)
+        boxes, digests = self.epoch.share(_read_parties(parties))
+        self._write_once("shares", _encode(parties), parties=parties)
+        return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
+
+    def boxes(self) -> dict[str, Any]:
+        """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
+        told, digests = self.args["boxes"], self.args["digests"]
+        given = from_hex(told, dict, list), from_hex(digests, dict, list)
+        bad = self.epoch.find_bad_boxes(self._agreed_parties(), *given)
+        good = {j: listed for j, listed in told.items() if int(j) not in bad}
+        self._write_once("boxes", _encode([told, digests]), boxes=good)
+        return {"bad": bad}
 
     def mask(self, vector: NDArray[Any], kind: str, model: str, round: int, about: str) -> Words:
         """Return a vector of a kind, model and round, times its public weight, under masks.
@@ -127,113 +107,60 @@ class Masking:
         weights = self._weights(parties)
         words = to_fixed(np.asarray(vector, dtype=np.float64) * weights[self.own], len(parties))
         row = f"{name_row(weights)} of {kind} {model} {round} {about}"
-        self._do_once(f"masked {slot}", _encode([sorted(parties), row]) + words.tobytes())
-        sums = self.memory.read_record(self._name("sums"))
         entry = {"kind": kind, "model": model, "round": round, "weights": to_keys(weights)}
-        self.memory.write_record(self._name("sums"), {**sums, str(slot): entry})
-        return self._epoch().mask(words, slot, _read(parties), row)
-
-    def publish(self) -> dict[str, Any]:
-        """Step 1 of a secure sum: the public keys of a new epoch."""
-        return self.signer.sign(self._name("epoch"), self._epoch().publish().to_dict())
-
-    def share(self) -> dict[str, Any]:
-        """Step 2: encrypted shares for every other party, and digests of all shares."""
-        parties = {int(i): keys for i, keys in self.args["parties"].items()}
-        self._do_once("shares", _encode(self.args["parties"]))
-        self.signer.check(self._name("epoch"), parties)
-        boxes, digests = self._epoch().share(_read(parties))
-        self.memory.write_record(self._name("parties"), self.args["parties"])
-        return {"boxes": to_hex(boxes), "digests": to_hex(digests)}
-
-    def check_boxes(self) -> dict[str, Any]:
-        """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
-        told, digests = self.args["boxes"], self.args["digests"]
-        boxes = from_hex(told, dict, list), from_hex(digests, dict, list)
-        self._do_once("boxes", _encode([told, digests]))
-        bad = self._epoch().find_bad_boxes(_read(self._agreed_parties()), *boxes)
-        good = {j: listed for j, listed in told.items() if int(j) not in bad}
-        self.memory.write_record(self._name("boxes"), good)
-        return {"bad": bad}
+        content = _encode([sorted(parties), row]) + words.tobytes()
+        sums = {**self.kept["sums"], str(slot): entry}
+        self._write_once(f"masked {slot}", content, sums=sums)
+        return self.epoch.mask(words, slot, parties, row)
 
     def unmask(self) -> dict[str, Any]:
         """Step 4: one share for every party whose box opened."""
-        parties, slot = _read(self._agreed_parties()), int(self.args["slot"])
-        kept = from_hex(self.memory.read_record(self._name("boxes")), dict, list)
-        boxes = {j: listed[slot] for j, listed in kept.items()}
-        shares = self._epoch().unmask(slot, parties, boxes)
-        self._agree_to_open(slot)
-        return {"shares": to_hex(shares)}
-
-    def _agree_to_open(self, slot: int) -> None:
-        """Refuse a sum that would show somebody beside another one of its round or model."""
-        sums = self.memory.read_record(self._name("sums"))
-        if str(slot) not in sums:
-            raise SecureError("no vector of this client is in this sum")
-        new = sums[str(slot)]
-        opened = self.memory.read_record("opened").get("sums", [])
-        near = [o for o in opened if o["model"] == new["model"] or o["round"] == new["round"]]
-        for old in near:
-            if not are_apart(_members(old["weights"]), _members(new["weights"])):
-                raise SecureError(
-                    "this client helped to open a sum at this model with other members; the "
-                    "difference would show the missing clients. Continue when they are back"
-                )
-        rows = [o["weights"] for o in near if o["kind"] == new["kind"] and o != new]
-        parties = sorted({i for row in [*rows, new["weights"]] for i in row})
-        told = np.array([[row.get(i, 0.0) for i in parties] for row in [*rows, new["weights"]]])
-        shown = find_exposed(told)
-        if shown is not None:
-            raise SecureError(f"this sum is not opened: {shown}")
+        parties, slot, sums = self._agreed_parties(), int(self.args["slot"]), self.kept["sums"]
+        held = from_hex(self.kept["boxes"], dict, list)
+        boxes = {j: listed[slot] for j, listed in held.items()}
+        refuse_if({"no vector of this client is in this sum": str(slot) not in sums})
+        new, opened = sums[str(slot)], self.memory.read_record("opened").get("sums", [])
+        wanted, *before = _read_sums([new, *opened])
+        shown = find_exposed(before, wanted)
+        helped = "This client helped to open a sum at this model with others"
+        cure = "continue when those missing are back"
+        refuse_if({f"this sum is not opened: {shown}. {helped}; {cure}": shown})
         if new not in opened:
             self.memory.write_record("opened", {"sums": [*opened[-REMEMBERED + 1 :], new]})
+        return {"shares": to_hex(self.epoch.unmask(slot, parties, boxes))}
 
-    def _weights(self, parties: dict[int, Any]) -> dict[int, float]:
+    def _weights(self, parties: Mapping[int, Any]) -> dict[int, float]:
         """Return everybody's weight in the sum, which all parties are told; refuse a bad one."""
         weights = {int(i): float(w) for i, w in self.args["weights"].items()}
         members = [i for i, w in weights.items() if w != 0]
-        if set(weights) != set(parties) or not all(map(math.isfinite, weights.values())):
-            raise SecureError("the weights of a sum are not those of all its parties")
-        if len(members) < LEAST_MEMBERS:
-            raise SecureError(f"a sum of {len(members)} members hides too little")
-        total = sum(map(abs, weights.values()))
+        finite = all(map(math.isfinite, weights.values()))
+        refuse_if({
+            "the weights of a sum are not those of all its parties": set(weights) != set(parties)
+            or not finite,
+            f"a sum of {len(members)} members hides too little": len(members) < LEAST_MEMBERS,
+        })  # fmt: skip
         largest = max(members, key=lambda i: abs(weights[i]))
-        share = abs(weights[largest]) / total
+        share = abs(weights[largest]) / sum(map(abs, weights.values()))
         most = max(self.cap, 1.5 / len(members)) if self.cap < DRAWN else self.cap
         if min(weights.values()) < 0:  # a change of weights has half of itself on either side
             most = max(most, 0.5)
-        if share > most * (1 + 1e-9):
-            raise SecureError(
-                f"client {largest} has {share:.4g} of the weights of a sum, the cap is {most:.3g}"
-            )
+        told = f"client {largest} has {share:.4g} of the weights of a sum, the cap is {most:.3g}"
+        refuse_if({told: share > most * (1 + 1e-9)})
         return weights
 
-    def _epoch(self) -> Epoch:
-        """Return this client's part of the epoch; its secret is drawn when first asked for."""
-        name, place = str(self.args["name"]), self._name("secret")
-        kept = self.memory.read_record(place)
-        if "secret" not in kept:
-            kept = {"secret": secrets.token_bytes(32).hex()}
-            self.memory.write_record(place, kept)
-        return Epoch(name, self.own, bytes.fromhex(kept["secret"]), int(self.args["slots"]))
-
-    def _agreed_parties(self) -> dict[int, Any]:
+    def _agreed_parties(self) -> dict[int, Published]:
         """Return the parties and keys of step 2; later requests cannot change them."""
-        parties = self.memory.read_record(self._name("parties"))
-        if not parties:
-            raise SecureError("this client takes no part in the epoch; it lost its memory")
-        return {int(i): keys for i, keys in parties.items()}
+        lost = "this client takes no part in the epoch; it lost its memory"
+        refuse_if({lost: not self.kept["parties"]})
+        return _read_parties(self.kept["parties"])
 
-    def _name(self, kind: str) -> str:
-        return f"{kind} {self.args['name']}"
-
-    def _do_once(self, what: str, content: bytes) -> None:
-        """Refuse to do a step twice with different content: the difference would give it away."""
-        digest, name = hashlib.sha256(content).hexdigest(), self._name("done")
-        done = self.memory.read_record(name)
-        if done.setdefault(what, digest) != digest:
-            raise SecureError("this step was already taken with different content")
-        self.memory.write_record(name, done)
+    def _write_once(self, what: str, content: bytes, **more: Any) -> None:
+        """Write a step down; refuse it with different content, as the difference would show it."""
+        digest = hashlib.sha256(content).hexdigest()
+        other = self.kept["done"].setdefault(what, digest) != digest
+        refuse_if({"this step was already taken with different content": other})
+        self.kept |= more
+        self.memory.write_record(self.place, self.kept)
 
 
 def name_row(weights: Mapping[int, float]) -> str:
@@ -250,13 +177,17 @@ def to_keys(weights: Mapping[int, float]) -> dict[str, float]:
     return {str(i): float(w) for i, w in sorted(weights.items())}
 
 
-def _members(weights: Mapping[str, float]) -> list[int]:
-    return [int(i) for i, weight in weights.items() if weight != 0]
+def _read_sums(entries: Sequence[Mapping[str, Any]]) -> list[Sum]:
+    size, sums = 1 + max(int(i) for entry in entries for i in entry["weights"]), list[Sum]()
+    for entry in entries:
+        row = np.array([entry["weights"].get(str(i), 0.0) for i in range(size)])
+        sums.append(Sum(entry["kind"], entry["model"], entry["round"], row))
+    return sums
+
+
+def _read_parties(parties: Mapping[str, Any]) -> dict[int, Published]:
+    return {int(i): Published.from_dict(keys) for i, keys in parties.items()}
 
 
 def _encode(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
-
-
-def _read(parties: dict[int, Any]) -> dict[int, Published]:
-    return {i: Published.from_dict(keys) for i, keys in parties.items()}

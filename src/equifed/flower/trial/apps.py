@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,12 +17,9 @@ from typing import Any
 
 PACKAGE = ("__init__.py", "server.py", "client.py", "task.py", "equifed.toml")
 TOP = ("pyproject.toml", "README.md")
+# How the lines of a run that are for people begin, and the one with the reason of an end
 PREFIX, ENDED = "equifed: ", "ENDED: "
-"""How the lines of a run that are for people begin; the one with the reason of an end."""
-
-UNKNOWN = "unknown"
-"""Status of a run when no SuperLink answers."""
-
+# What to do, by what Flower says
 ADVICE = {
     r"ConnectError|Connection refused|UNAVAILABLE|unavailable|timed? ?out": (
         "The SuperLink cannot be reached: is it running, and is the address of the connection "
@@ -35,7 +32,14 @@ ADVICE = {
         "Connections stand in $FLWR_HOME/config.toml, as [superlink.NAME]."
     ),
 }
-"""What to do, by what Flower says."""
+# What is known of a run that ended without a reason of its own, by its status
+SILENT = {
+    "unknown": "the SuperLink cannot be reached any more. Start it again with the same --database; "
+    "then continue with: equifed flower resume",
+    "finished:stopped": "it was stopped with flwr stop.",
+    "finished:failed": "the server's process of the run ended without a message: it was killed, or "
+    "ran out of memory. Continue with: equifed flower resume",
+}
 
 
 class SubmitError(RuntimeError):
@@ -95,7 +99,7 @@ def run_app(
 
     ``summarise`` is told the summary, which is for programs (JSON).
     """
-    number = submit(folder, connection, settings, env)
+    number = _submit(folder, connection, settings, env)
     command = [find_script("flwr"), "log", number, connection, "--stream"]
     others, reason = deque[str](maxlen=30), ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, **_surroundings(env)) as log:
@@ -111,40 +115,29 @@ def run_app(
             else:
                 (summarise if text.startswith("{") else say)(text)
     told = call_flwr(["list", connection, "--run-id", number, "--format", "json"], env).stdout
-    found = re.search(r'"status":\s*"([^"]+)"', told)
-    status = found.group(1) if found else UNKNOWN
+    status = _find(r'"status":\s*"([^"]+)"', told) or "unknown"
     if status == "finished:completed":
         return Ending(True, "")
-    return Ending(False, reason or _explain_silence(status, others))
+    tail = "\n".join(_plain(line) for line in others if line.strip())
+    crashed = status == "finished:failed" and "Traceback" in tail
+    silent = "" if crashed else SILENT.get(status, "")
+    return Ending(False, reason or silent or f"Flower says {status!r}. The end of its log:\n{tail}")
 
 
-def _explain_silence(status: str, lines: Iterable[str]) -> str:
-    """Say what is known of a run that ended without a reason of its own."""
-    tail = "\n".join(_plain(line) for line in lines if line.strip())
-    if status == UNKNOWN:
-        return (
-            "the SuperLink cannot be reached any more. Start it again with the same --database; "
-            "then continue with: equifed flower resume"
-        )
-    if status == "finished:stopped":
-        return "it was stopped with flwr stop."
-    if status == "finished:failed" and "Traceback" not in tail:
-        return (
-            "the server's process of the run ended without a message: it was killed, or ran out of "
-            "memory. Continue with: equifed flower resume"
-        )
-    return f"Flower says {status!r}. The end of its log:\n{tail}"
-
-
-def submit(folder: Path, connection: str, settings: Sequence[str], env: Mapping[str, str]) -> str:
+def _submit(folder: Path, connection: str, settings: Sequence[str], env: Mapping[str, str]) -> str:
     """Start a run and return Flower's number of it."""
     words = ["run", str(folder.absolute()), connection, "--format", "json"]
     words += [word for setting in settings for word in ("--run-config", setting)]
     told = call_flwr(words, env).stdout
-    found = re.search(r'"run-id":\s*"?(\w+)', told)
-    if not found:
-        raise SubmitError(f"The run did not start: {explain(told, _find_cause(connection, env))}")
-    return found.group(1)
+    if number := _find(r'"run-id":\s*"?(\w+)', told):
+        return number
+    text = _plain(told).strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["error-message"])
+    advice = [cure for pattern, cure in ADVICE.items() if re.search(pattern, text)]
+    cause = _find_cause(connection, env) or next(iter(advice), "")
+    said = " ".join(text.split())[-600:] or "Flower said nothing."
+    raise SubmitError(f"The run did not start: {said} {cause}".rstrip())
 
 
 def _find_cause(connection: str, env: Mapping[str, str]) -> str:
@@ -161,26 +154,11 @@ def _find_cause(connection: str, env: Mapping[str, str]) -> str:
     return "" if found.good else f"Its cause: {found.text}."
 
 
-def explain(text: str, cause: str = "") -> str:
-    """Return what Flower said, shortened, with its cause or else with advice that fits it.
-
-    >>> explain("x" * 9 + " Connection refused").endswith("is the address of the connection right?")
-    True
-    """
-    plain = _plain(text).strip()
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        plain = str(json.loads(plain)["error-message"])
-    told = " ".join(plain.split())[-600:]
-    fitting = [advice for pattern, advice in ADVICE.items() if re.search(pattern, plain)]
-    return " ".join([told or "Flower said nothing.", *([cause] if cause else fitting[:1])])
-
-
 def call_flwr(
     arguments: Sequence[str], env: Mapping[str, str], **more: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a ``flwr`` command to its end; what it says is all in ``stdout``."""
-    command = [find_script("flwr"), *arguments]
-    about = {**_surroundings(env), **more}
+    command, about = [find_script("flwr"), *arguments], {**_surroundings(env), **more}
     return subprocess.run(command, stdout=subprocess.PIPE, check=False, **about)
 
 
@@ -198,6 +176,11 @@ def find_script(name: str) -> str:
 def _surroundings(env: Mapping[str, str]) -> dict[str, Any]:
     streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     return {"env": dict(env), **streams, "text": True, "errors": "replace"}
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    return found.group(1) if found else ""
 
 
 def _plain(text: str) -> str:

@@ -1,13 +1,18 @@
-"""A SuperLink and nodes on this machine, that go away again.
+"""A SuperLink and nodes on this machine, that go away again; certificates and keys to try out.
 
 Every process gets a session of its own, free ports, a private ``FLWR_HOME`` and no telemetry; to
-stop is to end every process of these sessions, also those that Flower started itself.
+stop is to end every process of these sessions, also those that Flower started itself. A SuperLink
+needs a server certificate whose subject alternative name holds its address. A SuperNode proves who
+it is with an elliptic-curve key in OpenSSH format (PKCS8 is refused by Flower).
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,14 +23,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from equifed.flower.memory import write_private
 from equifed.flower.trial.apps import call_flwr, find_script
-from equifed.flower.trial.certificates import make_certificates, make_node_key
-from equifed.runs.run import free_port
 from equifed.training.keys import make_key
 
 HOST = "127.0.0.1"
-CONNECTION = "local"
-"""Name of the connection in the deployment's own Flower configuration."""
+CONNECTION = "local"  # its name in the deployment's own Flower configuration
 
 Process = subprocess.Popen[bytes]
 
@@ -57,6 +66,8 @@ class Deployment:
         env: Mapping[str, str] | None = None,
         signed: bool = False,
     ) -> None:
+        from equifed.runs.run import free_port  # which loads torch
+
         self.folder, self.nodes = folder.absolute(), list(nodes)
         self.app, self.database = app, database
         self.port, self.keys, self.signed = free_port(), self.folder / "keys", signed
@@ -100,10 +111,9 @@ class Deployment:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{self.host}:{self.port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
         )
-        trust = ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
-        trust += ["--ssl-certfile", str(self.keys / "server.pem")]
-        trust += ["--ssl-keyfile", str(self.keys / "server.key")]
-        where = ["--host", self.host, "--port", str(self.port)]
+        files = {"ca-certfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
+        trust = [w for k, name in files.items() for w in (f"--ssl-{k}", str(self.keys / name))]
+        where = ["--host", self.host, "--port", str(self.port), "--enable-supernode-auth"]
         state = ["--database", str(self.folder / "state.db")] if self.database else []
         offline = "--disable-runtime-dependency-installation"
         command = [find_script("flower-superlink"), *trust, *where, *state, offline]
@@ -123,18 +133,21 @@ class Deployment:
         ``key`` is by default the one that was registered for it, ``port`` that of the SuperLink.
         """
         policy = {"policy": str(self.keys / "policy.toml")} if self.signed else {}
-        own = ["--node-config", format_settings({**policy, **self.nodes[i]})]
-        own += ["--superlink", f"{self.host}:{port or self.port}"]
-        own += ["--root-certificates", str(self.keys / "ca.pem")]
-        own += ["--auth-supernode-private-key" if stock else "--node-key"]
-        own += [str(key or self.keys / f"node{i}.key")]
+        own = [
+            "--node-config", format_settings({**policy, **self.nodes[i]}),
+            "--superlink", f"{self.host}:{port or self.port}",
+            "--root-certificates", str(self.keys / "ca.pem"),
+            "--auth-supernode-private-key" if stock else "--node-key",
+            str(key or self.keys / f"node{i}.key"),
+        ]  # fmt: skip
+        app, audit = Path(self.app or ".").absolute(), self.folder / "logs" / f"audit{i}.jsonl"
+        anybody = [] if self.signed else ["--any-operator"]
+        command = [sys.executable, "-m", "equifed", "flower", "node", str(app)]
+        command += ["--audit", str(audit), *anybody]
         if stock:
+            from equifed.runs.run import free_port
+
             command = [find_script("flower-supernode"), "--host", HOST, "--port", str(free_port())]
-        else:
-            app = str(Path(self.app or ".").absolute())
-            command = [sys.executable, "-m", "equifed", "flower", "node", app]
-            command += ["--audit", str(self.folder / "logs" / f"audit{i}.jsonl")]
-            command += [] if self.signed else ["--any-operator"]
         name = f"{'super' if stock else ''}node{i}"
         self.supernodes[i] = self._spawn(name, [*command, *own])
         return self.supernodes[i]
@@ -162,19 +175,16 @@ class Deployment:
 
     def kill(self, process: Process) -> None:
         """End a process and everything it started, at once (SIGKILL)."""
-        for pid in list_session(process.pid):
-            _send_signal(pid, signal.SIGKILL)
+        _end_session(process.pid, signal.SIGKILL)
         process.wait(timeout=10)
 
     def stop(self) -> None:
         """End every process: nodes first, then the SuperLink; politely, then not."""
-        sessions = [process.pid for process in self.processes]
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for session in reversed(sessions):
-                for pid in list_session(session):
-                    _send_signal(pid, number)
+            for process in reversed(self.processes):
+                _end_session(process.pid, number)
             until = time.monotonic() + 5
-            while time.monotonic() < until and any(map(list_session, sessions)):
+            while time.monotonic() < until and any(list_session(p.pid) for p in self.processes):
                 time.sleep(0.1)
         for process in self.processes:
             process.wait(timeout=10)
@@ -186,14 +196,9 @@ class Deployment:
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
             process = subprocess.Popen(
-                command,
-                env=self.env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+                command, env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         self.processes.append(process)
         return process
 
@@ -245,7 +250,9 @@ def format_settings(values: Mapping[str, Any]) -> str:
 def list_session(session: int) -> list[int]:
     """Return the living processes of a session (Linux; elsewhere the leader alone)."""
     if not Path("/proc").exists():
-        return [session] if _send_signal(session, 0) else []
+        with contextlib.suppress(OSError):
+            os.kill(session, 0)
+            return [session]
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # ended since
@@ -255,9 +262,116 @@ def list_session(session: int) -> list[int]:
     return found
 
 
-def _send_signal(pid: int, number: int) -> bool:
+def _end_session(session: int, number: int) -> None:
+    for pid in list_session(session):
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+# -- its certificates and keys ---------------------------------------------------------------------
+
+PEM, AUTHORITY = Encoding.PEM, "equifed trial authority"
+VALID_DAYS = 30  # certificates made here are for trying out and do not last
+
+HOSTNAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
+NODE_NAME = re.compile(r"(?!(ca|server)\Z)[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def issue(
+    folder: Path, addresses: Sequence[str], nodes: Sequence[str], days: float = VALID_DAYS
+) -> datetime.datetime | None:
+    """Write what a trial federation needs; return until when the server's certificate is valid.
+
+    That is what :func:`make_certificates` writes, where there are addresses, and a key pair for
+    every node. Files that are there are not overwritten: nothing is written then.
+    """
+    wrong = [
+        f"{address!r} is neither a host name nor an IP address; give the address alone, as "
+        "fl.example.org, without port or https://."
+        for address in addresses
+        if not HOSTNAME.fullmatch(address) and isinstance(_general_name(address), x509.DNSName)
+    ]
+    wrong += [
+        f"{name!r} cannot be the name of a node's key: letters, digits, '-', '_' and '.' are "
+        "possible, 'ca' and 'server' are taken."
+        for name in nodes
+        if not NODE_NAME.fullmatch(name)
+    ]
+    wrong += ["Two nodes have the same name."] * (len(set(nodes)) < len(nodes))
+    if wrong:
+        raise ValueError(wrong[0])
+    wanted = ["ca.pem", "server.pem", "server.key"] if addresses else []
+    wanted += [f"{name}.{end}" for name in nodes for end in ("key", "pub")]
+    if there := [name for name in wanted if (folder / name).exists()]:
+        raise FileExistsError(
+            f"{folder} holds {', '.join(there)} already, which are not overwritten; choose another "
+            "folder, or move them away."
+        )
+    until = make_certificates(folder, addresses, days) if addresses else None
+    for name in nodes:
+        make_node_key(folder, name)
+    return until
+
+
+def make_certificates(
+    folder: Path, addresses: Sequence[str], days: float = VALID_DAYS
+) -> datetime.datetime:
+    """Write ``ca.pem``, ``server.pem`` and ``server.key`` for a SuperLink at these addresses.
+
+    The server's certificate is valid for ``days``, with a negative number it has expired; until
+    when is returned. The authority's key is not kept: nobody can issue another certificate that
+    these nodes trust.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca = _issue((), ca_key, ca_key, max(days, VALID_DAYS))
+    server = _issue(addresses, key, ca_key, days)
+    private = key.private_bytes(PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(folder / "server.key", private)
+    for name, certificate in {"ca.pem": ca, "server.pem": server}.items():
+        (folder / name).write_bytes(certificate.public_bytes(PEM))
+    return server.not_valid_after_utc
+
+
+def _issue(addresses: Sequence[str], key: Any, by: Any, days: float) -> x509.Certificate:
+    """Return the certificate of a server at these addresses; without any, of the authority."""
+    signs = not addresses
+    names = [x509.NameAttribute(NameOID.COMMON_NAME, n) for n in (AUTHORITY, *addresses[:1])]
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
+    begin, number = min(now, end) - datetime.timedelta(minutes=5), x509.random_serial_number()
+    about = x509.Name(names[:1]), x509.Name(names[-1:]), key.public_key(), number, begin, end
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only"
+    unused = dict.fromkeys([*others.split(), "decipher_only"], False)
+    extensions: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.BasicConstraints(signs, 0 if signs else None), True),
+        (x509.KeyUsage(
+            digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused
+        ), True),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), False),
+    ]  # fmt: skip
+    if signs:
+        extensions.append((x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False))
+    else:
+        found = x509.SubjectAlternativeName([_general_name(address) for address in addresses])
+        serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        extensions += [(found, False), (serves, False)]
+    made = x509.CertificateBuilder(*about)
+    for extension, critical in extensions:
+        made = made.add_extension(extension, critical)
+    return made.sign(by, SHA256())
+
+
+def _general_name(address: str) -> x509.GeneralName:
     try:
-        os.kill(pid, number)
-    except OSError:
-        return False
-    return True
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
+
+
+def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a SuperNode's key pair, ``name.key`` and ``name.pub``, in OpenSSH format."""
+    secret, public = folder / f"{name}.key", folder / f"{name}.pub"
+    secret.unlink(missing_ok=True)
+    make_key(folder, name, ec.generate_private_key(ec.SECP384R1()))
+    return secret, public
