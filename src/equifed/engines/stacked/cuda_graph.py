@@ -19,7 +19,7 @@ from equifed.contract.local import LocalWork
 from equifed.contract.streams import mix
 from equifed.engines.stacked.gradient_rules import PenalisedRule
 from equifed.engines.stacked.samples import Chunk, PlannedBatches, Supply
-from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork, Made
 
 Supplier = Callable[[Chunk, PlannedBatches], Supply]
 
@@ -90,8 +90,8 @@ class CapturedWalk:
                 self._record(piece)
         self._chunk: Chunk | None = None
 
-    def __call__(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
-        """Replay the steps; what the walk returns is overwritten by the next replay."""
+    def __call__(self, given: ChunkWork, room: Tensor | None) -> Made:
+        """Replay the steps; what comes of them is overwritten by the next replay."""
         own, chunk = self._own, given.chunk
         own.x.copy_(given.x)
         if chunk is not self._chunk:
@@ -110,8 +110,7 @@ class CapturedWalk:
                 self._walk.take(piece, self._rule, self._supply, given.work.snapshot)
             else:
                 graph.replay()
-        self._walk.displace_again(room)
-        return self._walk
+        return self._walk.finish(self._walk.u if room is None else room)
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -150,10 +149,8 @@ class Graphs:
         """Record all walks anew: their gradients are computed in another way."""
         self._known.clear()
 
-    def walk(
-        self, given: ChunkWork, supply: Supplier, room: Tensor | None = None
-    ) -> ChunkWalk | None:
-        """Return the walk of a chunk, or None if it is to be carried out step by step."""
+    def walk(self, given: ChunkWork, supply: Supplier, room: Tensor | None = None) -> Made | None:
+        """Carry out a chunk's walk, or return None if it is to be done step by step."""
         work, chunk = given.work, given.chunk
         if not can_be_recorded(work, chunk):
             return None

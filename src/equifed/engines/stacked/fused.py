@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ from equifed.engines.stacked.dense_layers import ACTIVATIONS, DenseLayersRule, L
 from equifed.engines.stacked.fused_shapes import DOWN, UP, Shape, Tiles, find_shared, pad
 from equifed.engines.stacked.gradient_rules import GradientRule
 from equifed.engines.stacked.samples import Chunk
-from equifed.engines.stacked.walk import ChunkWork, squared_lengths
+from equifed.engines.stacked.walk import ChunkWork, Made
 from equifed.engines.threads import Precision, empty_rows
 from equifed.models.flat import FlatModel
 
@@ -63,45 +63,6 @@ def cut(rows: Tensor, some: slice) -> Tensor:
     return rows if some.start == 0 and some.stop >= len(rows) else rows[some]
 
 
-@dataclass(eq=False)
-class FusedWalk:
-    """Where the local steps of a chunk's clients ended."""
-
-    given: ChunkWork
-    vectors: dict[str, Tensor]
-    squares: Tensor
-    own: None = None
-
-    @property
-    def value(self) -> Tensor:
-        """The thresholds of a hinge, which there is none of."""
-        return torch.zeros_like(self.squares)
-
-    def result(self, kind: str) -> Tensor:
-        """Return displacement, snapshot, average, mean_gradient or multiplier, (c, d)."""
-        if kind not in self.vectors:
-            self.vectors[kind] = self._follow(kind)
-        return self.vectors[kind]
-
-    def squared_length(self, kind: str) -> Tensor:
-        """Return the squared length of every client's vector."""
-        return self.squares if kind == "displacement" else squared_lengths(self.result(kind))
-
-    def _follow(self, kind: str) -> Tensor:
-        """Return what follows from the displacement: there was no projection."""
-        work, moved, correction = (
-            self.given.work,
-            self.vectors["displacement"],
-            self.given.correction,
-        )
-        if kind == "multiplier":  # c_i - c + proximal (x - u)
-            assert correction is not None
-            return work.proximal * moved - correction
-        steps = torch.as_tensor(self.given.steps, device=moved.device).unsqueeze(1)
-        mean = moved / (work.lr * steps).to(moved)
-        return mean if correction is None else mean - correction
-
-
 class Fused:
     """The programs for one model; :func:`plan` says why there are none, where so."""
 
@@ -133,13 +94,11 @@ class Fused:
             return "a client has no samples"
         return self._shape(min(work.batch_size, int(sizes.max()))).refused
 
-    def walk(
-        self, given: ChunkWork, inputs: Tensor, targets: Tensor, room: Tensor | None
-    ) -> FusedWalk:
+    def walk(self, given: ChunkWork, inputs: Tensor, targets: Tensor, room: Tensor | None) -> Made:
         """Carry out the local steps of a chunk's clients."""
         from equifed.engines.stacked import fused_kernels
 
-        work, chunk, x = given.work, given.chunk, given.x
+        work, chunk, x, corrected = given.work, given.chunk, given.x, given.correction
         longest = int(chunk.sizes[0])
         u = empty_rows(len(chunk), x) if room is None else room
         vectors, squares = {"displacement": u}, x.new_empty(len(chunk))
@@ -153,7 +112,7 @@ class Fused:
         numbers = (longest, work.steps or 0, work.epochs or 0, work.snapshot or 0,
                    work.lr, held, held if self._model.penalised is None else keep,
                    work.lr * work.proximal)  # fmt: skip
-        more = [given.correction, vectors.get("snapshot"), vectors.get("average")]
+        more = [corrected, vectors.get("snapshot"), vectors.get("average")]
         for some, orders in self._orders(given, sizes):
             rows = [cut(u, some), *(x if one is None else cut(one, some) for one in more)]
             strides = [orders.shape[1], *(one.stride(0) for one in rows)]
@@ -163,10 +122,16 @@ class Fused:
                 *numbers, **constants,
             )  # fmt: skip
             self._launch(launch, shape, tuple(constants.items()))
-        if work.average:
+        if work.average or work.mean_gradient:
             steps = torch.as_tensor(given.steps, device=x.device).unsqueeze(1)
-            vectors["average"] /= steps
-        return FusedWalk(given, vectors, squares)
+            if work.average:
+                vectors["average"] /= steps
+            if work.mean_gradient:  # there was no projection
+                mean = u / (work.lr * steps).to(u)
+                vectors["mean_gradient"] = mean if corrected is None else mean - corrected
+        if work.multiplier and corrected is not None:  # c_i - c + proximal (x - u)
+            vectors["multiplier"] = work.proximal * u - corrected
+        return Made(vectors, torch.zeros_like(squares), squares)  # and no hinge
 
     def pass_over(
         self, x: Tensor, chunk: Chunk, inputs: Tensor, targets: Tensor, gradient: bool

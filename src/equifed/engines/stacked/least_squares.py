@@ -28,7 +28,7 @@ from equifed.contract.local import LocalWork
 from equifed.engines.stacked.dense_layers import DenseLayersRule, Linear
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, StepSamples
 from equifed.engines.stacked.samples import Supply
-from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork, Made
 from equifed.models.losses import as_outputs, squared
 
 
@@ -108,12 +108,11 @@ class SpanWalk(ChunkWalk):
 
     def __init__(self, given: ChunkWork, rule: SpanRule) -> None:
         super().__init__(rule.encode(given))
-        self._given, self._decode = given, rule.decode
+        self._given, self._rule = given, rule
 
     @override
-    def _result(self, kind: str) -> Tensor:
-        found = super()._result(kind)
-        return found if kind == "multiplier" else self._decode(found)  # made of vectors
+    def decode(self, rows: Tensor) -> Tensor:
+        return self._rule.decode(rows)
 
 
 class LeastSquares:
@@ -142,7 +141,7 @@ class LeastSquares:
         """Tell whether coordinates are fewer than features; they have no losses and no norms."""
         return size + 2 < self._features
 
-    def walk(self, given: ChunkWork, supply: Supply, room: Tensor | None) -> ChunkWalk | None:
+    def walk(self, given: ChunkWork, supply: Supply, room: Tensor | None) -> Made | None:
         """Carry out the local steps of a chunk's clients; None where that does not pay."""
         size = given.chunk.width
         if not self.pays(given.work, int(given.steps[0]), size):
