@@ -201,7 +201,7 @@ class PrivateClients(LoopClients):
     @override
     def _walk(
         self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
-        correction: Tensor | None, slope: float | None, room: Tensor | None,
+        correction: Tensor | None, slope: float | None,
     ) -> dict[str, Tensor]:  # fmt: skip
         if work.hinge is not None:
             raise Unanswered(
@@ -217,7 +217,7 @@ class PrivateClients(LoopClients):
             own = site.move_own(own, pull, "steps", work.lr)
             return nothing, shared
 
-        found = walk_client(x, work, steps, gradient, correction, size=len(x), room=room)
+        found = walk_client(x, work, steps, gradient, correction, size=len(x))
         if self.own is not None:  # LoopClients keeps where it ends
             found["displacement"] = torch.cat([found["displacement"], start - own])
         return found

@@ -27,8 +27,8 @@ from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Minibatches
 from equifed.engines.ordered_sums import (
     DenseVectors,
-    InProcessVectors,
     has_one_order,
+    in_process,
     put_rows,
     to_numpy,
 )
@@ -205,12 +205,12 @@ class StackedClients(InProcessClients):
 
     @override
     def move(
-        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
+        self, x: Tensor, work: LocalWork, stream: Stream, control: ClientVectors | None,
         target: Tensor | None, slopes: Weights | None,
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
-        run = LocalRun(self, x, work, stream, control, target, slopes)
-        kept = self.rows_at_once(len(work.results)) >= len(self.index)
-        if not kept:
+        kept = None if control is None else in_process(control)
+        run = LocalRun(self, x, work, stream, kept, target, slopes)
+        if self.rows_at_once(len(work.results)) < len(self.index):
             now = work.hinge is not None or self.remembers_own()
             thresholds = run.everything(keep=False)[1]() if now else None
             return {kind: RemadeVectors(run, kind) for kind in work.results}, thresholds

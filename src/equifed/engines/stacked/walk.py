@@ -29,7 +29,7 @@ from equifed.engines.ordered_sums import (
     to_numpy,
 )
 from equifed.engines.stacked.gradient_rules import PenalisedRule, StepSamples
-from equifed.engines.stacked.samples import Chunk, Supply
+from equifed.engines.stacked.samples import Chunk, Supply, as_slice
 from equifed.engines.threads import empty_rows, map_in_threads
 
 Maker: TypeAlias = Any
@@ -295,22 +295,16 @@ class LocalRun(Run):
     ) -> None:  # fmt: skip
         super().__init__(clients, x, stream, work.batch_size, list(work.results))
         self._work, self._control, self._target, self._slopes = work, control, target, slopes
-        self.moves_own = clients.remembers_own()
-
-    @override
-    def part(self, begin: int, end: int) -> LocalRun:
-        part = super().part(begin, end)
-        part._control = None if self._control is None else self._control.part(begin, end)
-        part._slopes = None if self._slopes is None else self._slopes[begin:end]
-        return part
+        self.moves_own, self._index = clients.remembers_own(), clients.index
 
     @override
     def make(self, chunk: Chunk, room: Tensor | None = None) -> Made:
         slope, correction, x, size = None, None, self._x, None
+        places = as_slice(np.searchsorted(self._index, chunk.clients))
         if self._slopes is not None:
-            slope = torch.as_tensor(self._slopes[chunk.places], dtype=x.dtype, device=x.device)
+            slope = torch.as_tensor(self._slopes[places], dtype=x.dtype, device=x.device)
         if self._target is not None and self._control is not None:
-            correction = self._target - self._control.of_chunk(chunk)
+            correction = self._target - self._control.of_chunk(chunk, places)
             if self._work.correction != 1:
                 correction.mul_(self._work.correction)
         if self.moves_own:
@@ -333,10 +327,6 @@ class RemadeVectors(InProcessVectors):
         return self._run.nodes(self._kind, nodes, weights, first)
 
     @override
-    def part(self, begin: int, end: int) -> RemadeVectors:
-        return RemadeVectors(self._run.part(begin, end), self._kind)
-
-    @override
     def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
         out = np.zeros(len(self._run.clients.index))
 
@@ -353,5 +343,5 @@ class RemadeVectors(InProcessVectors):
         return matrices[self._kind]
 
     @override
-    def of_chunk(self, chunk: Chunk) -> Tensor:
+    def of_chunk(self, chunk: Chunk, places: slice | Index) -> Tensor:
         return self._run.make(chunk).vectors[self._kind]
