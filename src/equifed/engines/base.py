@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
+from equifed.contract import ClientVectors, Index, LocalSGD, LocalWork, Losses, Stream, Weights
 from equifed.contract.clients import Clients, Moved, Traffic, check_index
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.local import LocalSGD, LocalWork
-from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.ordered_sums import dense_rows, to_numpy
 from equifed.engines.own import JOINT

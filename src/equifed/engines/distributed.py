@@ -22,12 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Weights
+from equifed.contract import BlockMatrix, ClientVectors, Index, LocalWork, Losses, Stream, Weights
 from equifed.contract.clients import Group, MissingClients
 from equifed.contract.curvature import Curvature, Inexactness
 from equifed.contract.evaluation import Details, Evaluation, Hits, SampleMetric
-from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.in_process import InProcessClients

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equifed.contract.arrays import Index, Losses, Vector
+from equifed.contract import Index, Losses, Stream, Vector
 from equifed.contract.evaluation import (
     SPLITS,
     Calibration,
@@ -23,7 +23,6 @@ from equifed.contract.evaluation import (
     Hits,
     SampleMetric,
 )
-from equifed.contract.streams import Stream
 from equifed.models.flat import as_data
 from equifed.models.losses import base_loss, hinge, predicted_classes, squared
 from equifed.models.predictor import class_scores, most_likely

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from equifed.contract import OwnL2, OwnSteps, Stream
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights, show_text
 from equifed.contract.curvature import Curvature, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
-from equifed.contract.local import OwnL2, OwnSteps
-from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.fields import KINDS, Field, Layout
 from equifed.data.split import TOKENS, DataError

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
-from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
+from equifed.contract import ClientVectors, Index, LocalWork, Losses, Stream, Weights
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.ordered_sums import DenseVectors, dense_rows, to_numpy

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equifed.contract.arrays import Index
-from equifed.contract.streams import Stream
+from equifed.contract import Index, Stream
 
 _LAST = (1 << 63) - 1
 

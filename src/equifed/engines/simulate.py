@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed.contract.clients import Traffic
-from equifed.contract.local import OwnL2, OwnSteps
-from equifed.contract.streams import Stream
+from equifed.contract import OwnL2, OwnSteps, Stream, Traffic
 from equifed.data.federation import Federation
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients

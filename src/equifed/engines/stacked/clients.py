@@ -19,9 +19,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
-from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
+from equifed.contract import ClientVectors, Index, LocalWork, Losses, Stream, Weights
 from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Minibatches
@@ -126,7 +124,11 @@ class StackedClients(InProcessClients):
 
     def _choose_ways(self, rule: GradientRule) -> None:
         """Choose how gradients and local steps are computed."""
-        self.rule = PenalisedRule(rule, self.model.l2, self._precision, self.model)
+        strengths = None
+        if self.own is not None and self.own.varies:  # with the number of samples
+            each = [[self.own.strength(int(n))] for n in self._sizes]
+            strengths = torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
+        self.rule = PenalisedRule(rule, self.model.l2, self._precision, self.model, strengths)
         if self.offsets is not None:
             self.rule = ProfileRule(rule, self.model, self.offsets, self._precision)
         layer = LeastSquares.layer_of(rule, self.model.loss)
@@ -177,7 +179,7 @@ class StackedClients(InProcessClients):
                     total = found[0] + self.model.penalty(x)
                 elif self.own is not None:  # every client has a model of its own
                     blocks = self.supply(chunk, stream, batch_size).at(0)
-                    total = self.rule.value(self.models(x, chunk), blocks)
+                    total = self.rule.begin(chunk.ids).value(self.models(x, chunk), blocks)
                 else:
                     total = self.model.penalty(x)
                     for block in self.supply(chunk, stream, batch_size).at(0):
@@ -288,11 +290,7 @@ class StackedClients(InProcessClients):
         return self._supply(chunk, Minibatches(*given))
 
     def _supply(self, chunk: Chunk, batches: Minibatches | PlannedBatches) -> Supply:
-        own_l2 = None
-        if self.own is not None and self.own.varies:  # it depends on the number of samples
-            each = [[self.own.strength(int(n))] for n in chunk.sizes]
-            own_l2 = torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
-        return Supply(self._inputs, self._targets, chunk, batches, own_l2)
+        return Supply(self._inputs, self._targets, chunk, batches)
 
     def walk(self, given: ChunkWork, room: Tensor | None) -> Made:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
@@ -336,7 +334,7 @@ class StackedClients(InProcessClients):
         work, shared = plain_work(given.work), slice(given.size)
         first = ChunkWalk(replace(given, work=work, correction=None, slope=None), held=shared)
         supply = self.supply(given.chunk, given.stream.at("own"), work.batch_size)
-        first.take(range(first.longest), self.rule, supply, None)
+        first.take(range(first.longest), self.rule.begin(given.chunk.ids), supply, None)
         return ChunkWalk(replace(given, x=first.u), room, held=slice(given.size, None))
 
     def _check_batched(self) -> None:

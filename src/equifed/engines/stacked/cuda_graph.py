@@ -8,15 +8,14 @@ falls, another one in every round, is carried out step by step.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from equifed.contract.local import LocalWork
-from equifed.contract.streams import mix
 from equifed.engines.stacked.gradient_rules import PenalisedRule
 from equifed.engines.stacked.samples import Chunk, PlannedBatches, Supply
 from equifed.engines.stacked.walk import ChunkWalk, ChunkWork, Made
@@ -36,27 +35,6 @@ MASKS = 1 << 25
 """Bytes of dropout masks that are drawn at once."""
 
 
-@dataclass(frozen=True)
-class SaltedKeys:
-    """Keys whose address is known only when the graph runs: a salt in the device's memory."""
-
-    salts: Mapping[str, Tensor]
-    salt: Tensor | None = None
-
-    def at(self, *more: int | str) -> SaltedKeys:
-        """Return the keys for one purpose."""
-        (purpose,) = more
-        return SaltedKeys(self.salts, self.salts[str(purpose)])
-
-    def keys(self, clients: Tensor, *words: Tensor | int) -> Tensor:
-        """Return what :meth:`equifed.contract.streams.Stream.keys` returns at that address."""
-        assert self.salt is not None
-        state = mix(clients, self.salt)
-        for word in words:
-            state = mix(state, word)
-        return state & ((1 << 63) - 1)
-
-
 class CapturedWalk:
     """The local steps of one chunk's shape, as graphs."""
 
@@ -68,20 +46,21 @@ class CapturedWalk:
             given,
             x=given.x.clone(),
             chunk=chunk,
-            correction=_clone(given.correction),
-            slope=_clone(given.slope),
+            correction=None if given.correction is None else given.correction.clone(),
+            slope=None if given.slope is None else given.slope.clone(),
         )
         work = given.work
         purposes = ["shuffle"] * (work.batch_size is not None) + ["dropout"] * drops
+        # Addresses of random numbers, which are known only when the graphs run.
         self._salts = {purpose: given.x.new_zeros((), dtype=torch.int64) for purpose in purposes}
         self._plan = PlannedBatches(chunk, given.steps, work.batch_size, given.x.dtype, drops)
         # The graphs read what the supply holds, so it must live as long.
-        self._supply, self._rule = supply(chunk, self._plan), rule.begin()
+        self._supply, self._rule = supply(chunk, self._plan), rule.begin(chunk.ids)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         with self._recorded():
             self._walk = ChunkWalk(self._own)
-            self._plan.draw(SaltedKeys(self._salts))
+            self._plan.draw(self._salts.__getitem__)
             self._supply.prepare()
         steps = range(self._walk.longest)
         self._pieces = [steps[a : a + PIECE] for a in range(0, len(steps), PIECE)]
@@ -175,7 +154,3 @@ def can_be_recorded(work: LocalWork, chunk: Chunk) -> bool:
     plain = work.onto is None and work.scale is None
     short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps) and plain
     return bool(short) and (work.snapshot is None or bool(steps.min() == steps.max()))
-
-
-def _clone(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.clone()

@@ -14,7 +14,6 @@ samples, which products and softmax go through faster than through many short ro
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -320,14 +319,7 @@ class ProfileRule(PenalisedRule):
         ((fan_out, fan_in),) = model.shapes.values()
         self._layer = Linear(0, fan_in, fan_out, bias=False)
         self._offsets = offsets
-        self._last: Tensor | None = None
-
-    @override
-    def begin(self) -> ProfileRule:
-        """Return the rule for one walk: each of its steps starts where the one before ended."""
-        rule = copy.copy(self)
-        rule._last = None
-        return rule
+        self._last: Tensor | None = None  # each step of a walk starts where the one before ended
 
     @override
     def gradient(self, u: Tensor, blocks: list[StepSamples]) -> tuple[Tensor, Tensor]:

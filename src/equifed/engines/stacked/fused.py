@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from equifed.contract.arrays import Index
-from equifed.contract.local import LocalWork
+from equifed.contract import Index, LocalWork
 from equifed.engines.stacked.dense_layers import ACTIVATIONS, DenseLayersRule, Linear
 from equifed.engines.stacked.fused_shapes import DOWN, UP, Shape, Tiles, find_shared, pad
 from equifed.engines.stacked.gradient_rules import GradientRule
@@ -32,6 +31,9 @@ PRECISIONS = ("full", "tf32")
 """Full ones are made of three products of rounded factors."""
 
 LOSSES = ("cross_entropy", "binary_logistic", "squared")
+
+OLDEST = "3.4"
+"""Version of Triton, of those that the tests pass with."""
 
 INTERPRETED = False
 """Whether programs also run on a CPU, through Triton's interpreter: for tests."""
@@ -313,7 +315,7 @@ def plan(
     model: FlatModel, rule: GradientRule, precision: Precision, inputs: Tensor, targets: Tensor
 ) -> Fused | str:
     """Return the programs for a model on these samples, or why there are none."""
-    why = _refuse_place(model, precision) or _refuse_targets(model, inputs, targets)
+    why = _refuse_place(model, precision) or _refuse_samples(model, inputs, targets)
     if why is not None:
         return why
     if not isinstance(rule, DenseLayersRule):
@@ -325,32 +327,28 @@ def plan(
         return "the model is not a chain of at most three linear maps with ReLU or tanh between"
     if len({id(layer) for layer in between}) > 1 or len({layer.bias for layer in linear}) > 1:
         return "its layers differ in activation or bias"
-    return _refuse_triton() or Fused(model, rule, precision)
-
-
-def _refuse_triton() -> str | None:
-    try:
-        import triton
-    except ImportError:
-        return "Triton is not installed"
-    oldest = "3.4"  # of those that the tests pass with
-    if TorchVersion(triton.__version__) < TorchVersion(oldest):
-        return f"Triton {triton.__version__} is older than {oldest}"
-    return None
+    return Fused(model, rule, precision)
 
 
 def _refuse_place(model: FlatModel, precision: Precision) -> str | None:
-    if model.device.type != "cuda" and not INTERPRETED:
+    cuda = model.device.type == "cuda"
+    if not cuda and not INTERPRETED:
         return f"the device is {model.device.type}"
-    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
+    if cuda and torch.cuda.get_device_capability(model.device) < (8, 0):
         return "the GPU has no tensor cores for float32"
     if model.dtype != torch.float32 or precision not in PRECISIONS:
         held = str(model.dtype).removeprefix("torch.")
         return f"the model is in {held}, its products in {precision}"
+    try:
+        import triton
+    except ImportError:
+        return "Triton is not installed"
+    if TorchVersion(triton.__version__) < TorchVersion(OLDEST):
+        return f"Triton {triton.__version__} is older than {OLDEST}"
     return None
 
 
-def _refuse_targets(model: FlatModel, inputs: Tensor, targets: Tensor) -> str | None:
+def _refuse_samples(model: FlatModel, inputs: Tensor, targets: Tensor) -> str | None:
     if model.own_size:
         return "clients have own parameters"
     if model.known_loss not in LOSSES:

@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from equifed.contract.arrays import BlockMatrix, Index, Losses, Weights
-from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
+from equifed.contract import BlockMatrix, Index, LocalWork, Losses, Stream, Weights
 from equifed.engines.ordered_sums import (
     InProcessVectors,
     Node,
@@ -105,7 +103,9 @@ class ChunkWalk:
 
     def carry_out(self, rule: PenalisedRule, supply: Supply) -> Made:
         """Take all steps, and return what comes of them."""
-        self.take(range(self.longest), rule.begin(), supply, self._work.snapshot)
+        self.take(
+            range(self.longest), rule.begin(self._given.chunk.ids), supply, self._work.snapshot
+        )
         return self.finish(self.u)
 
     def take(self, steps: range, rule: PenalisedRule, supply: Supply, snapshot: int | None) -> None:
@@ -280,7 +280,8 @@ class GradientRun(Run):
             gradient, value = clients.rule.penalise(x, found[1], found[0])
         else:
             samples = clients.supply(chunk, self._stream, self._batch).at(0)
-            gradient, value = clients.rule.gradient(clients.models(self._x, chunk), samples)
+            rule, u = clients.rule.begin(chunk.ids), clients.models(self._x, chunk)
+            gradient, value = rule.gradient(u, samples)
         return Made({"gradient": gradient[:, :size]}, value, square_lengths(gradient[:, :size]))
 
 
