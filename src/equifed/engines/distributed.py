@@ -162,8 +162,10 @@ def cut_shard(federation: Federation, held: np.ndarray[Any, np.dtype[np.bool_]])
 class DistributedVectors(ClientVectors):
     """Client vectors, each in the process that holds the client."""
 
-    def __init__(self, clients: DistributedClients, index: Index, own: Any) -> None:
-        self.own: InProcessVectors | None = own
+    def __init__(
+        self, clients: DistributedClients, index: Index, own: InProcessVectors | None
+    ) -> None:
+        self.own = DenseVectors(clients.zeros(0)) if own is None else own  # of this process
         self.clients, self.n = clients, len(index)
         self.holders = clients.holder[index]  # in order, as clients and processes are
         self.places = np.flatnonzero(self.holders == clients.workers.rank)
@@ -174,8 +176,8 @@ class DistributedVectors(ClientVectors):
         ends = np.searchsorted(self.holders, np.arange(self.clients.workers.size + 1)).tolist()
         spans = itertools.pairwise(ends)
         plans = [list(nodes_within(a, b, self.n)) if a < b else [] for a, b in spans]
-        given = plans[self.clients.workers.rank], weights
-        part = self.clients.guard(self.own, lambda own: own.nodes(*given, int(self.places[0])))
+        rank = self.clients.workers.rank
+        part = self.clients.guard(self.own, lambda own: own.nodes(plans[rank], weights, ends[rank]))
         rows = torch.stack(part) if part else self.clients.zeros(0)
         return join_nodes(self.clients.workers.exchange(plans, rows), weights, self.n)
 
@@ -187,8 +189,7 @@ class DistributedVectors(ClientVectors):
     @override
     def collect(self) -> DenseVectors:
         rows = self.clients.zeros(self.n)
-        if self.own is not None:
-            rows[self.places] = self.own.dense()
+        rows[self.places] = self.own.dense()
         return DenseVectors(self.clients.workers.unite(rows))
 
 
@@ -300,10 +301,8 @@ class DistributedClients(TorchClients):
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
-        places = np.flatnonzero(self.holder[index] == self.workers.rank)
-        if len(places) == 0:
-            return DistributedVectors(self, index, None)
-        rows = self._memory(vectors)[np.searchsorted(self._held, index[places])]
+        here = index[self.holder[index] == self.workers.rank]
+        rows = self._memory(vectors)[np.searchsorted(self._held, here)]
         return DistributedVectors(self, index, DenseVectors(rows))
 
     @override
@@ -311,8 +310,7 @@ class DistributedClients(TorchClients):
         self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
     ) -> ClientVectors:
         rows, new = self._memory(memory).clone(), spread(vectors)
-        if new.own is not None:
-            rows[np.searchsorted(self._held, index[new.places])] = new.own.dense()
+        rows[np.searchsorted(self._held, index[new.places])] = new.own.dense()
         return DistributedVectors(self, np.arange(len(self.names)), DenseVectors(rows))
 
     def _memory(self, vectors: ClientVectors | None) -> Tensor:
@@ -321,8 +319,7 @@ class DistributedClients(TorchClients):
             return self.zeros(len(self._held))
         if isinstance(vectors, DenseVectors):  # from a checkpoint
             return vectors.matrix[self._held]
-        own = spread(vectors).own
-        return self.zeros(0) if own is None else own.dense()
+        return spread(vectors).own.dense()
 
     @override
     def with_own(self, own: Tensor) -> Self:

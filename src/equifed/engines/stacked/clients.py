@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from equifed.contract import ClientVectors, Index, LocalWork, Losses, Stream, Weights
@@ -25,6 +26,7 @@ from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Minibatches
 from equifed.engines.ordered_sums import (
     DenseVectors,
+    InProcessVectors,
     has_one_order,
     in_process,
     put_rows,
@@ -49,6 +51,7 @@ from equifed.engines.stacked.samples import (
     Chunk,
     PlannedBatches,
     Supply,
+    as_slice,
     common_widths,
     round_up,
     sample_bytes,
@@ -57,10 +60,10 @@ from equifed.engines.stacked.samples import (
 from equifed.engines.stacked.walk import (
     ChunkWalk,
     ChunkWork,
-    GradientRun,
-    LocalRun,
     Made,
     RemadeVectors,
+    Run,
+    square_lengths,
 )
 from equifed.engines.threads import Precision, Workspace, empty_rows, row_bytes
 from equifed.models.losses import SampleLoss
@@ -198,33 +201,72 @@ class StackedClients(InProcessClients):
     def differentiate(
         self, x: Tensor, stream: Stream, batch_size: int | None
     ) -> tuple[Losses, ClientVectors]:
-        run = GradientRun(self, x, stream, batch_size, ["gradient"])
+        def make(clients: StackedClients, chunk: Chunk, room: Tensor | None) -> Made:
+            return clients._make_gradients(chunk, x, stream, batch_size)
+
+        run = Run(self, x, batch_size, ["gradient"], ("loss", "squared gradient norm"), make)
         if self.rows_at_once(1) < len(self.index):
             losses = to_numpy(self.measure_losses(x, stream, batch_size))
             return self.require_finite(losses, "loss"), RemadeVectors(run, "gradient")
         matrices, numbers = run.everything()
         return numbers(), DenseVectors(matrices["gradient"])
 
+    def _make_gradients(
+        self, chunk: Chunk, x: Tensor, stream: Stream, batch_size: int | None
+    ) -> Made:
+        """Return losses and gradients of a chunk's clients."""
+        found = self.pass_over(x, chunk) if batch_size is None else None
+        if found is not None:
+            gradient, value = self.rule.penalise(x.expand(len(chunk), -1), found[1], found[0])
+        else:
+            rule, samples = self.rule.begin(chunk.ids), self.supply(chunk, stream, batch_size).at(0)
+            gradient, value = rule.gradient(self.models(x, chunk), samples)
+        gradient = gradient[:, : self.model.size]
+        return Made({"gradient": gradient}, value, square_lengths(gradient))
+
     @override
     def move(
         self, x: Tensor, work: LocalWork, stream: Stream, control: ClientVectors | None,
         target: Tensor | None, slopes: Weights | None,
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
-        kept = None if control is None else in_process(control)
-        run = LocalRun(self, x, work, stream, kept, target, slopes)
-        if self.rows_at_once(len(work.results)) < len(self.index):
+        kept, index = None if control is None else in_process(control), self.index
+
+        def make(clients: StackedClients, chunk: Chunk, room: Tensor | None) -> Made:
+            given = clients._begin_chunk(chunk, x, work, stream, index, kept, target, slopes)
+            return clients.walk(given, room)
+
+        what, kinds = ("threshold", "squared length of the local update"), list(work.results)
+        run = Run(self, x, work.batch_size, kinds, what, make, moves_own=self.remembers_own())
+        if self.rows_at_once(len(kinds)) < len(self.index):
             now = work.hinge is not None or self.remembers_own()
             thresholds = run.everything(keep=False)[1]() if now else None
-            return {kind: RemadeVectors(run, kind) for kind in work.results}, thresholds
+            return {kind: RemadeVectors(run, kind) for kind in kinds}, thresholds
         chunks = self.chunks(work.batch_size)
         with nullcontext() if self.trial is None else self.trial.watch(work, chunks):
             matrices, numbers = run.everything()
-        if (
-            self.model.device.type == "cuda" and work.hinge is None
-        ):  # it computes while others go on
+        if self.model.device.type == "cuda" and work.hinge is None:  # it is still computing
             return {kind: DenseVectors(m, numbers) for kind, m in matrices.items()}, None
         thresholds = numbers()
         return {kind: DenseVectors(matrix) for kind, matrix in matrices.items()}, thresholds
+
+    def _begin_chunk(
+        self, chunk: Chunk, x: Tensor, work: LocalWork, stream: Stream, index: Index,
+        control: InProcessVectors | None, target: Tensor | None, slopes: Weights | None,
+    ) -> ChunkWork:  # fmt: skip
+        """Return what a chunk's clients are to do; ``index`` are those who were asked."""
+        slope, correction, size = None, None, None
+        places = as_slice(np.searchsorted(index, chunk.clients))
+        if slopes is not None:
+            slope = torch.as_tensor(slopes[places], dtype=x.dtype, device=x.device)
+        if target is not None and control is not None:
+            correction = target - control.of_chunk(chunk, places)
+            if work.correction != 1:
+                correction.mul_(work.correction)
+        if self.remembers_own():
+            x, size = self.models(x, chunk), self.model.size
+            if correction is not None:  # of the shared part only
+                correction = pad(correction, (0, self.model.own_size))
+        return ChunkWork(x, work, stream, chunk, correction, slope, size)
 
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
@@ -342,9 +384,8 @@ class StackedClients(InProcessClients):
         try:
             pair = self.subset(np.flatnonzero(self.sizes)[:2])
             one = 1 if self.offsets is None else None  # profile losses are of all samples
-            run = GradientRun(pair, self.model.flatten(self._template), Stream(0), one, [])
             for chunk in pair.chunks(one):
-                run.make(chunk)
+                pair._make_gradients(chunk, self.model.flatten(self._template), Stream(0), one)
         except RuntimeError as error:
             raise NotBatched(
                 f"{type(self._template).__name__} cannot be batched over clients "

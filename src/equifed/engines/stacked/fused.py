@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -75,7 +74,6 @@ class Fused:
         self._model, self._precision = model, precision
         self._checked: set[tuple[bool, int]] = set()  # passes: with gradients, of how many clients
         self._doubt: str | None = None
-        self._sizes: WeakKeyDictionary[Chunk, Tensor] = WeakKeyDictionary()
         self._walks: dict[object, int] = {}
         known = partial(Shape, precision=precision, shared=find_shared(model.device))
         self._shape = lru_cache(partial(known, self._features, self._units))
@@ -106,7 +104,6 @@ class Fused:
         vectors, squares = {"displacement": u}, x.new_empty(len(chunk))
         for kind, wanted in (("snapshot", work.snapshot), ("average", work.average)):
             vectors |= {kind: empty_rows(len(chunk), x)} if wanted else {}
-        sizes = self._sizes_of(chunk, x.device)
         shape = self._shape(min(work.batch_size or longest, longest))
         constants = self._constants(shape, given, targets)
         keep = 1 - work.lr * work.proximal
@@ -115,10 +112,10 @@ class Fused:
                    work.lr, held, held if self._model.penalised is None else keep,
                    work.lr * work.proximal)  # fmt: skip
         more = [corrected, vectors.get("snapshot"), vectors.get("average")]
-        for some, orders in self._orders(given, sizes):
+        for some, orders in self._orders(given):
             rows = [cut(u, some), *(x if one is None else cut(one, some) for one in more)]
             strides = [orders.shape[1], *(one.stride(0) for one in rows)]
-            samples = inputs, targets, orders, cut(chunk.starts, some), cut(sizes, some), x
+            samples = inputs, targets, orders, cut(chunk.starts, some), cut(chunk.counts, some), x
             launch = partial(
                 fused_kernels.walk[(len(orders),)], *samples, *rows, cut(squares, some), *strides,
                 *numbers, **constants,
@@ -148,10 +145,9 @@ class Fused:
         longest = int(chunk.sizes[0])
         value, found = x.new_empty(len(chunk)), empty_rows(len(chunk) if gradient else 0, x)
         most = max(1, DELTAS // (shape.padded[0] * longest))
-        sizes = self._sizes_of(chunk, x.device)
         for first in range(0, len(chunk), most):
             some = slice(first, first + most)
-            here = inputs, targets, cut(chunk.starts, some), cut(sizes, some), longest
+            here = inputs, targets, cut(chunk.starts, some), cut(chunk.counts, some), longest
             value[some] = self._pass(x, *here, shape, cut(found, some) if gradient else None)[0]
         if (kind := (gradient, len(chunk))) not in self._checked:
             self._checked.add(kind)
@@ -236,12 +232,6 @@ class Fused:
         value, right = numbers.sum(dim=2)
         return value, right
 
-    def _sizes_of(self, chunk: Chunk, device: torch.device) -> Tensor:
-        """Return the clients' numbers of samples where the programs are."""
-        if chunk not in self._sizes:
-            self._sizes[chunk] = torch.as_tensor(chunk.sizes, device=device)
-        return self._sizes[chunk]
-
     def _model_constants(self, shape: Shape, targets: Tensor) -> dict[str, Any]:
         """Return what programs are compiled for, by name: the model, and its padding."""
         units, padded = shape.units, shape.padded
@@ -262,7 +252,7 @@ class Fused:
             "EXACT": shape.precision == "full",
         }  # fmt: skip
 
-    def _orders(self, given: ChunkWork, sizes: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def _orders(self, given: ChunkWork) -> Iterator[tuple[slice, Tensor]]:
         """Yield which clients, and their shuffled samples, pass after pass."""
         from equifed.engines.stacked.fused_kernels import draw_keys, draw_orders
 
@@ -275,7 +265,7 @@ class Fused:
             some = slice(first, first + most)
             ids = cut(chunk.ids, some)
             drawn = ids.new_empty(len(ids) * passes, longest)
-            tell = drawn, ids, cut(sizes, some), salt, passes, longest
+            tell = drawn, ids, cut(chunk.counts, some), salt, passes, longest
             if len(drawn) * longest**2 <= COMPARED:
                 draw_orders[len(drawn), -(-longest // MINE)](*tell, MINE, 2 * MINE)
             else:

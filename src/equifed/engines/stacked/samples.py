@@ -41,6 +41,7 @@ class Chunk:
     ids: Tensor  # the same
     starts: Tensor  # the rows at which their samples begin
     sizes: Index  # their numbers of samples
+    counts: Tensor  # the same
     run: slice | None  # all their rows, if these are one run of equally many for every client
     width: int  # columns of their batches: samples and padding
 
@@ -75,6 +76,7 @@ def split_into_chunks(
             torch.as_tensor(clients, device=device),
             torch.as_tensor(offsets[clients], device=device),
             counts,
+            torch.as_tensor(counts, device=device),
             slice(begin, begin + largest * len(places)) if together else None,
             width,
         )
@@ -230,7 +232,7 @@ class PlannedBatches:
         return entries <= ENTRIES and bool((chunk.sizes > 0).all())
 
     def draw(self, salt_of: Callable[[str], Tensor | int]) -> None:
-        """Draw the batches of a walk by the salts of its streams; ``at`` returns them from now on."""
+        """Draw the batches of a walk, by salts of its streams; ``at`` returns them afterwards."""
         order = self._within
         if self.shuffled:
             words = salt_of("shuffle"), self._pass, self._within

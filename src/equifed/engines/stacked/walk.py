@@ -6,15 +6,13 @@ time, chunk by chunk.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from typing_extensions import override
 
 from equifed.contract import BlockMatrix, Index, LocalWork, Losses, Stream, Weights
@@ -27,7 +25,7 @@ from equifed.engines.ordered_sums import (
     to_numpy,
 )
 from equifed.engines.stacked.gradient_rules import PenalisedRule, StepSamples
-from equifed.engines.stacked.samples import Chunk, Supply, as_slice
+from equifed.engines.stacked.samples import Chunk, Supply
 from equifed.engines.threads import empty_rows, map_in_threads
 
 Maker: TypeAlias = Any
@@ -150,19 +148,15 @@ class ChunkWalk:
     def finish(self, room: Tensor) -> Made:
         """Return what comes of the steps; displacements are put into the room."""
         given, size = self._given, self._given.size
-        moved = self.decode(torch.sub(self._x, self.u, out=room))
+        moved = torch.sub(self._x, self.u, out=room)
         vectors = {"displacement": moved}
         if self._work.multiplier and given.correction is not None:  # c_i - c + proximal (x - u)
             vectors["multiplier"] = self._work.proximal * moved - given.correction
         for kind, total in self._kept.items():
-            vectors[kind] = self.decode(total if kind == "snapshot" else total / self._counts())
+            vectors[kind] = total if kind == "snapshot" else total / self._counts()
         own = None if size is None else self._x[:, size:] - moved[:, size:]
         shared = {kind: rows[:, :size] for kind, rows in vectors.items()}
         return Made(shared, self._threshold, square_lengths(moved), own)
-
-    def decode(self, rows: Tensor) -> Tensor:
-        """Return the vectors that rows stand for."""
-        return rows
 
     def _counts(self) -> int | Tensor:
         """Return the clients' steps; a number that all share need not be copied."""
@@ -197,28 +191,25 @@ class Numbers:
         return found[:, 0].copy()
 
 
+@dataclass(eq=False)
 class Run:
     """A pass over all clients that makes vectors of some kinds, carried out as often as needed."""
 
+    clients: Maker
+    like: Tensor  # of the vectors' type, on their device
+    batch_size: int | None
+    kinds: list[str]
     what: tuple[str, str]  # names of the two numbers of every client that must be finite
-    moves_own = False  # whether it ends at other own parts
-    _sums: tuple[bytes, list[Tensor]] | None = None
-
-    def __init__(
-        self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None, kinds: list[str]
-    ) -> None:
-        self.clients, self._x, self._stream = clients, x, stream
-        self._batch, self._kinds = batch_size, kinds
-
-    def make(self, chunk: Chunk, room: Tensor | None = None) -> Made:
-        """Make the vectors of a chunk's clients, if that helps in the ``room`` for all of them."""
-        raise NotImplementedError
+    make: Callable[[Any, Chunk, Tensor | None], Made]
+    """Makes the vectors of a chunk of clients, if that helps in the room for all of them."""
+    moves_own: bool = False  # whether it ends at other own parts
+    sums: tuple[bytes, list[Tensor]] = (b"", [])  # the last that were asked for
 
     def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Numbers]:
         """Return the vectors of all clients (unless not to be kept) and two numbers of each."""
         index, rows, workspace = self.clients.index, self.clients.own_rows, self.clients.workspace
-        kinds = self._kinds if keep else []
-        matrices = {kind: empty_rows(len(index), self._x, workspace) for kind in kinds}
+        kinds = self.kinds if keep else []
+        matrices = {kind: empty_rows(len(index), self.like, workspace) for kind in kinds}
         own = rows.start[index] if self.moves_own else rows.start
 
         def store(chunk: Chunk, made: Made) -> None:
@@ -236,85 +227,31 @@ class Run:
     def nodes(self, kind: str, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
         """Return parts of one kind's weighted sum; those of all kinds are made together."""
         key = np.asarray([first, *weights], dtype=np.float64).tobytes()
+        start, clients = self.clients.own_rows.start, self.clients
 
         def rows(begin: int, end: int) -> list[Tensor]:
-            matrices, check = self.part(begin - first, end - first).everything()
+            # They remember their own ends of own parts.
+            some = clients.with_own(start).subset(clients.index[begin - first : end - first])
+            matrices, check = replace(self, clients=some).everything()
             check()
-            return [matrices[kind] for kind in self._kinds]
+            return [matrices[kind] for kind in self.kinds]
 
-        if self._sums is None or self._sums[0] != key:
-            most = self.clients.rows_at_once(len(self._kinds))
-            self._sums = (key, list(node_values(nodes, weights, rows, most)))
-        return [value[self._kinds.index(kind)] for value in self._sums[1]]
-
-    def part(self, begin: int, end: int) -> Self:
-        """Return the run of a few of the clients, which remembers its own ends of own parts."""
-        part, again = copy.copy(self), self.clients.with_own(self.clients.own_rows.start)
-        part.clients, part._sums = again.subset(self.clients.index[begin:end]), None
-        return part
+        if self.sums[0] != key:
+            most = clients.rows_at_once(len(self.kinds))
+            self.sums = (key, list(node_values(nodes, weights, rows, most)))
+        return [value[self.kinds.index(kind)] for value in self.sums[1]]
 
     def carry_out(self, use: Callable[[Chunk, Made], None], room: Tensor | None = None) -> Numbers:
         """Make and use every chunk's vectors, and return two numbers of every client."""
-        numbers, clients = self._x.new_zeros(len(self.clients.index), 2), self.clients
+        numbers, clients = self.like.new_zeros(len(self.clients.index), 2), self.clients
 
         def one(chunk: Chunk) -> None:
-            made = self.make(chunk, room)
+            made = self.make(clients, chunk, room)
             put_rows(numbers, chunk.places, torch.stack([made.value, made.squares], dim=1))
             use(chunk, made)
 
-        map_in_threads(one, clients.chunks(self._batch), clients.independent)
+        map_in_threads(one, clients.chunks(self.batch_size), clients.independent)
         return Numbers(clients, numbers, self.what)
-
-
-class GradientRun(Run):
-    """One call of ``value_and_gradient``."""
-
-    what = ("loss", "squared gradient norm")
-
-    @override
-    def make(self, chunk: Chunk, room: Tensor | None = None) -> Made:
-        clients, size = self.clients, self.clients.model.size
-        found = clients.pass_over(self._x, chunk) if self._batch is None else None
-        if found is not None:
-            x = self._x.expand(len(chunk), -1)
-            gradient, value = clients.rule.penalise(x, found[1], found[0])
-        else:
-            samples = clients.supply(chunk, self._stream, self._batch).at(0)
-            rule, u = clients.rule.begin(chunk.ids), clients.models(self._x, chunk)
-            gradient, value = rule.gradient(u, samples)
-        return Made({"gradient": gradient[:, :size]}, value, square_lengths(gradient[:, :size]))
-
-
-class LocalRun(Run):
-    """One call of ``local_steps``."""
-
-    what = ("threshold", "squared length of the local update")
-
-    def __init__(
-        self, clients: Maker, x: Tensor, work: LocalWork, stream: Stream,
-        control: InProcessVectors | None, target: Tensor | None, slopes: Weights | None,
-    ) -> None:  # fmt: skip
-        super().__init__(clients, x, stream, work.batch_size, list(work.results))
-        self._work, self._control, self._target, self._slopes = work, control, target, slopes
-        self.moves_own, self._index = clients.remembers_own(), clients.index
-
-    @override
-    def make(self, chunk: Chunk, room: Tensor | None = None) -> Made:
-        slope, correction, x, size = None, None, self._x, None
-        places = as_slice(np.searchsorted(self._index, chunk.clients))
-        if self._slopes is not None:
-            slope = torch.as_tensor(self._slopes[places], dtype=x.dtype, device=x.device)
-        if self._target is not None and self._control is not None:
-            correction = self._target - self._control.of_chunk(chunk, places)
-            if self._work.correction != 1:
-                correction.mul_(self._work.correction)
-        if self.moves_own:
-            x, size = self.clients.models(x, chunk), self.clients.model.size
-            if correction is not None:  # of the shared part only
-                correction = pad(correction, (0, self.clients.model.own_size))
-        given = ChunkWork(x, self._work, self._stream, chunk, correction, slope, size)
-        made: Made = self.clients.walk(given, room)
-        return made
 
 
 class RemadeVectors(InProcessVectors):
@@ -345,4 +282,4 @@ class RemadeVectors(InProcessVectors):
 
     @override
     def of_chunk(self, chunk: Chunk, places: slice | Index) -> Tensor:
-        return self._run.make(chunk).vectors[self._kind]
+        return self._run.make(self._run.clients, chunk, None).vectors[self._kind]
