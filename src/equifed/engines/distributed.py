@@ -162,10 +162,9 @@ def cut_shard(federation: Federation, held: np.ndarray[Any, np.dtype[np.bool_]])
 class DistributedVectors(ClientVectors):
     """Client vectors, each in the process that holds the client."""
 
-    def __init__(
-        self, clients: DistributedClients, index: Index, own: InProcessVectors | None
-    ) -> None:
-        self.own = DenseVectors(clients.zeros(0)) if own is None else own  # of this process
+    def __init__(self, clients: DistributedClients, index: Index, own: Any) -> None:
+        mine = DenseVectors(clients.zeros(0)) if own is None else own
+        self.own: InProcessVectors = mine  # of this process's clients
         self.clients, self.n = clients, len(index)
         self.holders = clients.holder[index]  # in order, as clients and processes are
         self.places = np.flatnonzero(self.holders == clients.workers.rank)

@@ -49,11 +49,9 @@ class Layer(Protocol):
 
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs (c, out, b) and what the way back needs."""
-        ...
 
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
         """Return the derivative by the inputs, given that by the outputs."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,6 @@ class GradientRule(Protocol):
 
     def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         """Return the gradients (c, d) at the rows of u, and the losses (c,)."""
-        ...
 
     def step(self, u: Tensor, samples: StepSamples, *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
