@@ -331,19 +331,17 @@ def settle_own(
     why = refuse_profile(module, loss, input_dimensions, names)
     if steps == "profile" and why is not None:
         raise ValueError(f"own_steps='profile': {why}; use own_steps='joint'.")
-    if steps == "profile" or (steps == "auto" and why is None):
-        return OwnPart(names, "profile", _profile_l2(own_l2, loss))
-    bias = loss is not squared and is_last_bias(module, names)
-    usual = OWN_SAMPLES if bias else l2
-    return OwnPart(
-        names, "joint" if steps == "auto" else steps, usual if own_l2 is None else own_l2
-    )
+    if steps in ("auto", "profile") and why is None:
+        _check_profile_l2(own_l2, loss)
+        usual: OwnL2 = 0.0 if loss is squared else OWN_L2
+        steps = "profile"
+    else:
+        usual = OWN_SAMPLES if loss is not squared and is_last_bias(module, names) else l2
+        steps = "joint" if steps == "auto" else steps
+    return OwnPart(names, steps, usual if own_l2 is None else own_l2)
 
 
-def _profile_l2(own_l2: OwnL2 | None, loss: SampleLoss) -> float:
-    """Return the penalty of own offsets in profile losses."""
-    if own_l2 is None:
-        return 0.0 if loss is squared else OWN_L2
+def _check_profile_l2(own_l2: OwnL2 | None, loss: SampleLoss) -> None:
     if isinstance(own_l2, str):
         raise ValueError(
             f"own_l2 = {own_l2!r} is for local steps; profile losses take a number, {OWN_L2:g} if "
@@ -354,7 +352,6 @@ def _profile_l2(own_l2: OwnL2 | None, loss: SampleLoss) -> float:
             "own_l2 must be above 0: the own bias of a client that lacks a class has no best value "
             f"without a penalty; leave it out for {OWN_L2:g}."
         )
-    return own_l2
 
 
 def refuse_profile(
