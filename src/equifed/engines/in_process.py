@@ -39,7 +39,6 @@ from equifed.models.architectures import MODELS, Init, build, choose_init, initi
 from equifed.models.checks import (
     check_device,
     check_dtype,
-    check_module,
     check_start,
     copy_module,
     load_weights,
@@ -73,8 +72,7 @@ class InProcessClients(TorchClients):
         self._init, device = choose_init(model, init), check_device(device)
         self.model_name = model if isinstance(model, str) else None
         module, loss = resolve_model(data, model, loss)
-        check_module(module)
-        self._template, self._federation = copy_module(module), data
+        self._federation = data
         self._origin: list[dict[str, Any]] = []  # subsets share it once it is known
         self._inputs = as_data(data.train.inputs, dtype, device)
         if self._inputs.data_ptr() % ALIGNED and has_one_order(dtype, device):
@@ -91,6 +89,7 @@ class InProcessClients(TorchClients):
             classes=data.classes, l2=l2, penalise=penalise, dtype=dtype, device=device,
             own=self.own,
         )  # fmt: skip
+        self._template = copy_module(module)
         if self.own is not None and self.model.penalised is not None:
             raise ValueError(
                 "penalise='weights' leaves shared biases free, which models with own parameters "
