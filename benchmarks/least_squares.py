@@ -41,7 +41,6 @@ def main() -> None:
     torch.set_num_threads(arguments.parse_args().threads)
     compare(clients=100, samples=500, features=50, lr=0.01)
     compare(clients=5, samples=100, features=10, lr=0.01)
-    compare(clients=50, samples=50, features=500, lr=0.001)
 
 
 if __name__ == "__main__":

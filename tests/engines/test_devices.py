@@ -15,11 +15,11 @@ from torch import nn
 
 from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.local import LocalSGD, LocalWork, OwnSteps, SmoothedHinge
-from equifed.contract.streams import Stream
+from equifed.contract.streams import Stream, hash_words
 from equifed.engines.minibatches import Minibatches
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import StackedClients, bound_memory
-from equifed.engines.stacked.cuda_graph import SaltedKeys, can_be_recorded
+from equifed.engines.stacked.cuda_graph import can_be_recorded
 from equifed.engines.stacked.samples import Chunk, PlannedBatches, split_into_chunks
 from equifed.engines.threads import products_in
 from equifed.models import losses
@@ -27,12 +27,10 @@ from equifed.models.architectures import build
 from equifed.training.loop import train
 
 
-def test_salted_keys_are_those_of_the_stream() -> None:
-    stream = Stream(5).at("round", 3)
-    salts = {p: torch.tensor(stream.at(p).salt()) for p in ("shuffle", "dropout")}
-    clients, slots = torch.tensor([[2], [9]]), torch.arange(6)
-    for purpose in salts:
-        ours = SaltedKeys(salts).at(purpose).keys(clients, 4, slots)
+def test_keys_of_a_salt_in_memory_are_those_of_the_stream() -> None:
+    stream, clients, slots = Stream(5).at("round", 3), torch.tensor([[2], [9]]), torch.arange(6)
+    for purpose in ("shuffle", "dropout"):
+        ours = hash_words(clients, torch.tensor(stream.at(purpose).salt()), 4, slots)
         assert torch.equal(ours, stream.at(purpose).keys(clients, 4, slots))
 
 
@@ -64,7 +62,7 @@ def test_planned_batches_are_those_of_every_step(
     assert PlannedBatches.fits(chunk, steps)
     planned = PlannedBatches(chunk, steps, batch_size, torch.float64, True)
     for again in (stream, stream.at("more")):
-        planned.draw(again)
+        planned.draw(lambda purpose, again=again: again.at(purpose).salt())
         told = (chunk.ids, chunk.sizes, batch_size, torch.float64)
         batches = Minibatches(again, *told, dropout=True, width=chunk.width, starts=chunk.starts)
         assert planned.shuffled == batches.shuffled

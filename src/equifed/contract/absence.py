@@ -257,8 +257,9 @@ class Recall(ClientsView):
     def memory(self) -> Memory:
         """Return what to keep for the next round."""
         quiet = self._old.quiet + 1 if len(self.index) == len(self.names) else 0
-        keeps = self.on and quiet < self.patience
-        return Memory(self.sent, self.away, quiet) if keeps else Memory()
+        return (
+            Memory(self.sent, self.away, quiet) if self.on and quiet < self.patience else Memory()
+        )
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:

@@ -131,15 +131,12 @@ class Algorithm(Protocol[S]):
 
     def init(self, clients: Clients, x: Vector) -> S:
         """Return the state before the first round."""
-        ...
 
     def round(self, state: S, clients: Clients, stream: Stream) -> tuple[S, Info]:
         """Return the state after one round, and what there is to tell."""
-        ...
 
     def model(self, state: S) -> Vector:
         """Return the model that training would give out now."""
-        ...
 
 
 AnyAlgorithm = Algorithm[Any]
@@ -182,7 +179,6 @@ class Wrappable(Protocol):
 
     def wrapped(self) -> AnyAlgorithm:
         """Return the algorithm as training runs it."""
-        ...
 
 
 def as_run(algorithm: AnyAlgorithm, n: int | None = None) -> AnyAlgorithm:
@@ -214,4 +210,3 @@ class GivesWeights(Protocol):
 
     def weights(self, state: Any) -> Weights | None:
         """Return the weights that belong to ``model(state)``; None: the last ones."""
-        ...

@@ -149,13 +149,8 @@ def show_text(text: str) -> str:
     >>> show_text("north\x1b[31m\n")
     'north\\x1b[31m\\n'
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _write_out(c) for c in text)
-
-
-def _write_out(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if text.isprintable() else "".join(shown)
 
 
 def to_cell(name: str) -> str:

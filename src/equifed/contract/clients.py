@@ -72,11 +72,9 @@ class Group(Protocol):
 
     def from_first(self, text: str) -> str:
         """Return the first process's text in all of them."""
-        ...
 
     def wait(self) -> None:
         """Return when all processes have come here."""
-        ...
 
 
 class Clients(ABC):

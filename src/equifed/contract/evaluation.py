@@ -133,6 +133,9 @@ class ClientDetail:
         """Read what :meth:`to_dict` wrote; raise ValueError if it is anything else."""
         try:
             majority, classes = told.get("majority"), told.get("classes")
+            decision = _read_numbers(told.get("decision", {}))
+            if decision and not set(MEANS) <= decision.keys() <= {*MEANS, *AT_THRESHOLDS}:
+                raise ValueError(f"a decision has {', '.join(decision)}")
             return cls(
                 _count(told["size"]),
                 _read_limits(told["limits"]),
@@ -140,7 +143,7 @@ class ClientDetail:
                 None if classes is None else _count(classes),
                 _read_calibration(told.get("calibration")),
                 {str(name): _read_group(group) for name, group in told.get("groups", {}).items()},
-                _read_decision(told.get("decision", {})),
+                decision,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no details of a client: {error!r}") from error
@@ -187,15 +190,13 @@ def _drop_unknown(told: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in plain.items() if isinstance(v, dict) or np.isfinite(v).all()}
 
 
-def _read_decision(told: Mapping[str, Any]) -> dict[str, float]:
-    if told and not set(MEANS) <= told.keys() <= {*MEANS, *AT_THRESHOLDS}:
-        raise ValueError(f"a decision has {', '.join(map(str, told))}")
-    return {k: _number(v) for k, v in told.items()}
+def _read_numbers(told: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _number(value) for name, value in told.items()}
 
 
 def _read_group(told: Any) -> GroupDetail:
-    values = {str(k): _number(v) for k, v in told["values"].items()}
-    return GroupDetail(_count(told["size"]), values, _read_limits(told["limits"]))
+    values, limits = _read_numbers(told["values"]), _read_limits(told["limits"])
+    return GroupDetail(_count(told["size"]), values, limits)
 
 
 def _read_limits(told: Mapping[str, Sequence[Any]]) -> Limits:

@@ -42,6 +42,14 @@ def mix(state: torch.Tensor, word: torch.Tensor | int) -> torch.Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
+def hash_words(clients: torch.Tensor, *words: torch.Tensor | int) -> torch.Tensor:
+    """Return keys of 63 bits of clients, the salt of an address, and further words."""
+    state = clients
+    for word in words:
+        state = mix(state, word)
+    return state & ((1 << 63) - 1)
+
+
 @dataclass(frozen=True)
 class Stream:
     """An address for random draws.
@@ -75,10 +83,7 @@ class Stream:
         >>> bool((everyone[1] == alone[0]).all())
         True
         """
-        state = mix(clients, self.salt())
-        for word in words:
-            state = mix(state, word)
-        return state & ((1 << 63) - 1)
+        return hash_words(clients, self.salt(), *words)
 
     def salt(self) -> int:
         """Return the state that the hash chain has reached after the seed and the address."""

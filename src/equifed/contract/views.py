@@ -142,10 +142,11 @@ class ClientsView(Clients):
         moved = self.behind.local_steps(
             x, work, stream, control=plain, target=target, slopes=slopes
         )
-        seen: dict[str, Any] = {}
-        for kind in work.results:
-            vectors = vars(moved)[kind]
-            seen[kind] = self.see_vectors(vectors, kind, x, stream, control is not None)  # type: ignore[arg-type]
+        kinds: Any = work.results
+        seen: dict[str, Any] = {
+            kind: self.see_vectors(vars(moved)[kind], kind, x, stream, control is not None)
+            for kind in kinds
+        }
         if moved.thresholds is not None:
             seen["thresholds"] = self.see_numbers(moved.thresholds, "threshold", stream)
         return replace(moved, **seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
-from equifed.contract.clients import Clients, Traffic, check_index
+from equifed.contract import ClientVectors, Index, LocalSGD, LocalWork, Losses, Stream, Weights
+from equifed.contract.clients import Clients, Moved, Traffic, check_index
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.local import LocalWork
 from equifed.data.federation import Federation
 from equifed.engines.ordered_sums import dense_rows, to_numpy
 from equifed.engines.own import JOINT
@@ -122,15 +121,57 @@ class TorchClients(Clients):
     ) -> Tensor:
         """Return the weighted sum of the clients' Hessians, penalty apart."""
 
-    # -- the ledger -------------------------------------------------------------------------------
+    # -- the verbs, and what they cost ------------------------------------------------------------
 
-    def _book(self, *, down: int, up: int, losses: int = 0) -> None:
+    @override
+    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
+        self.refuse_minibatches(batch_size)
+        self._book(down=1, up=0, losses=1)
+        return self.require_finite(to_numpy(self.measure_losses(x, stream, batch_size)), "loss")
+
+    @override
+    def value_and_gradient(
+        self, x: Tensor, stream: Stream, batch_size: int | None = None
+    ) -> tuple[Losses, ClientVectors]:
+        self.refuse_minibatches(batch_size)
+        self._book(down=1, up=1, losses=1)
+        return self.differentiate(x, stream, batch_size)
+
+    @override
+    def local_steps(
+        self, x: Tensor, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
+        target: Tensor | None = None, slopes: Weights | None = None,
+    ) -> Moved:  # fmt: skip
+        work = local.work()
+        self.refuse_minibatches(work.batch_size)
+        work.check(control, target, slopes)
+        hinge = work.hinge is not None
+        self._book(down=1 + (control is not None), up=len(work.results), losses=hinge)
+        vectors, thresholds = self.move(x, work, stream, control, target, slopes)
+        thresholds = thresholds if hinge else None
+        return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
+
+    @abstractmethod
+    def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
+        """Return the loss of every client."""
+
+    @abstractmethod
+    def differentiate(
+        self, x: Tensor, stream: Stream, batch_size: int | None
+    ) -> tuple[Losses, ClientVectors]:
+        """Return losses and gradients, all finite."""
+
+    @abstractmethod
+    def move(
+        self, x: Tensor, work: LocalWork, stream: Stream, control: ClientVectors | None,
+        target: Tensor | None, slopes: Weights | None,
+    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
+        """Return the vectors of checked local work, and the thresholds of a hinge."""
+
+    def _book(self, *, down: int, up: int, losses: int) -> None:
         """Book an exchange of model-sized vectors down and up, and of numbers up, per client."""
         vector = self.model.size * self.model.dtype.itemsize
         self.traffic.record(self.index, down=down * vector, up=up * vector + 8 * losses)
-
-    def _book_local(self, work: LocalWork, corrected: bool) -> None:
-        self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
 
     # -- own parts --------------------------------------------------------------------------------
 
@@ -156,6 +197,18 @@ class TorchClients(Clients):
     @override
     def remembers_own(self) -> bool:
         return self.own is not None and self.own.steps != "profile"
+
+    @override
+    def needs_all_samples(self) -> bool:
+        return self.own is not None and self.own.steps == "profile"
+
+    def refuse_minibatches(self, batch_size: int | None) -> None:
+        """Refuse minibatches where the best own part for all samples is meant."""
+        if batch_size is not None and self.needs_all_samples():
+            raise ValueError(
+                f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
+                "omit batch_size, or use own_steps='joint'."
+            )
 
     @override
     def with_own(self, own: Tensor) -> Self:

@@ -22,12 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import BlockMatrix, ClientVectors, Index, Losses, Weights
-from equifed.contract.clients import Group, MissingClients, Moved
+from equifed.contract import BlockMatrix, ClientVectors, Index, LocalWork, Losses, Stream, Weights
+from equifed.contract.clients import Group, MissingClients
 from equifed.contract.curvature import Curvature, Inexactness
 from equifed.contract.evaluation import Details, Evaluation, Hits, SampleMetric
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.in_process import InProcessClients
@@ -165,7 +163,8 @@ class DistributedVectors(ClientVectors):
     """Client vectors, each in the process that holds the client."""
 
     def __init__(self, clients: DistributedClients, index: Index, own: Any) -> None:
-        self.own: InProcessVectors | None = own
+        mine = DenseVectors(clients.zeros(0)) if own is None else own
+        self.own: InProcessVectors = mine  # of this process's clients
         self.clients, self.n = clients, len(index)
         self.holders = clients.holder[index]  # in order, as clients and processes are
         self.places = np.flatnonzero(self.holders == clients.workers.rank)
@@ -176,8 +175,8 @@ class DistributedVectors(ClientVectors):
         ends = np.searchsorted(self.holders, np.arange(self.clients.workers.size + 1)).tolist()
         spans = itertools.pairwise(ends)
         plans = [list(nodes_within(a, b, self.n)) if a < b else [] for a, b in spans]
-        given = plans[self.clients.workers.rank], weights
-        part = self.clients.guard(self.own, lambda own: own.nodes(*given, int(self.places[0])))
+        rank = self.clients.workers.rank
+        part = self.clients.guard(self.own, lambda own: own.nodes(plans[rank], weights, ends[rank]))
         rows = torch.stack(part) if part else self.clients.zeros(0)
         return join_nodes(self.clients.workers.exchange(plans, rows), weights, self.n)
 
@@ -189,8 +188,7 @@ class DistributedVectors(ClientVectors):
     @override
     def collect(self) -> DenseVectors:
         rows = self.clients.zeros(self.n)
-        if self.own is not None:
-            rows[self.places] = self.own.dense()
+        rows[self.places] = self.own.dense()
         return DenseVectors(self.clients.workers.unite(rows))
 
 
@@ -224,8 +222,8 @@ class DistributedClients(TorchClients):
         self._groups = group_clients(self._sizes, self.workers.size)
         self._local.divide_as(self._sizes, self._groups)
         self.coarse = self._local.coarse
-        self.model, self._template = self._local.model, self._local._template
-        self.own, self.own_rows = self._local.own, self._local.own_rows
+        self.model, self.own = self._local.model, self._local.own
+        self.own_rows = self._local.own_rows
         if len(set(self.workers.share(self.model.digest_fixed()))) > 1:
             raise ValueError("Frozen parameters differ from process to process; seed the module.")
 
@@ -269,44 +267,41 @@ class DistributedClients(TorchClients):
         return result
 
     @override
-    def losses(self, *given: Any, **named: Any) -> Losses:
-        places, own = self._ask(lambda here: here.losses(*given, **named))
-        self._book(down=1, up=0, losses=1)
-        return self.workers.gather(own, places, len(self.index))
+    def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
+        places, own = self._ask(lambda here: here.measure_losses(x, stream, batch_size))
+        return torch.as_tensor(self.workers.gather(own, places, len(self.index)))
 
     @override
-    def value_and_gradient(self, *given: Any, **named: Any) -> tuple[Losses, ClientVectors]:
-        places, own = self._ask(lambda here: here.value_and_gradient(*given, **named))
-        self._book(down=1, up=1, losses=1)
+    def differentiate(
+        self, x: Tensor, stream: Stream, batch_size: int | None
+    ) -> tuple[Losses, ClientVectors]:
+        places, own = self._ask(lambda here: here.differentiate(x, stream, batch_size))
         losses, gradients = own or (None, None)
         vectors = DistributedVectors(self, self.index, gradients)
         return self.workers.gather(losses, places, len(self.index)), vectors
 
     @override
-    def local_steps(self, x: Tensor, local: LocalSGD, stream: Stream, **given: Any) -> Moved:
-        work, corrected = local.work(), given.get("control") is not None
-        if corrected:
-            given["control"] = spread(given["control"]).own
-        if given.get("slopes") is not None:
-            given["slopes"] = given["slopes"][self._places()]
-        places, own = self._ask(lambda here: here.local_steps(x, work, stream, **given))
+    def move(
+        self, x: Tensor, work: LocalWork, stream: Stream, control: ClientVectors | None,
+        target: Tensor | None, slopes: Weights | None,
+    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
+        kept = None if control is None else spread(control).own
+        some = None if slopes is None else slopes[self._places()]
+        places, own = self._ask(lambda here: here.move(x, work, stream, kept, target, some))
         if self.remembers_own():
             rows = torch.zeros_like(self.own_rows.start[self.index])
             rows[places] = self._local.own_after()[self.index[places]]
             self.own_rows.put(self.index, self.workers.unite(rows))
-        self._book_local(work, corrected)
-        found, thresholds = {} if own is None else vars(own), None
+        found, thresholds = own or ({}, None)
         if work.hinge is not None:
-            thresholds = self.workers.gather(found.get("thresholds"), places, len(self.index))
+            thresholds = self.workers.gather(thresholds, places, len(self.index))
         vectors = {k: DistributedVectors(self, self.index, found.get(k)) for k in work.results}
-        return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
+        return vectors, thresholds
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
-        places = np.flatnonzero(self.holder[index] == self.workers.rank)
-        if len(places) == 0:
-            return DistributedVectors(self, index, None)
-        rows = self._memory(vectors)[np.searchsorted(self._held, index[places])]
+        here = index[self.holder[index] == self.workers.rank]
+        rows = self._memory(vectors)[np.searchsorted(self._held, here)]
         return DistributedVectors(self, index, DenseVectors(rows))
 
     @override
@@ -314,8 +309,7 @@ class DistributedClients(TorchClients):
         self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
     ) -> ClientVectors:
         rows, new = self._memory(memory).clone(), spread(vectors)
-        if new.own is not None:
-            rows[np.searchsorted(self._held, index[new.places])] = new.own.dense()
+        rows[np.searchsorted(self._held, index[new.places])] = new.own.dense()
         return DistributedVectors(self, np.arange(len(self.names)), DenseVectors(rows))
 
     def _memory(self, vectors: ClientVectors | None) -> Tensor:
@@ -324,8 +318,7 @@ class DistributedClients(TorchClients):
             return self.zeros(len(self._held))
         if isinstance(vectors, DenseVectors):  # from a checkpoint
             return vectors.matrix[self._held]
-        own = spread(vectors).own
-        return self.zeros(0) if own is None else own.dense()
+        return spread(vectors).own.dense()
 
     @override
     def with_own(self, own: Tensor) -> Self:
@@ -374,7 +367,7 @@ class DistributedClients(TorchClients):
 
     @override
     def predictor(self, x: Tensor) -> Predictor:
-        told = replace(self._local.predictor(x), clients=self.names)
+        told = self._local.predictor(x)
         if self.own is None:
             return told
         own = self.own_parameters(self.rows_of_own(x))  # every process has those of its clients

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equifed.contract.arrays import Index, Losses, Vector
+from equifed.contract import Index, Losses, Stream, Vector
 from equifed.contract.evaluation import (
     SPLITS,
     Calibration,
@@ -23,7 +23,6 @@ from equifed.contract.evaluation import (
     Hits,
     SampleMetric,
 )
-from equifed.contract.streams import Stream
 from equifed.models.flat import as_data
 from equifed.models.losses import base_loss, hinge, predicted_classes, squared
 from equifed.models.predictor import class_scores, most_likely
@@ -52,13 +51,10 @@ def check_metrics(metrics: Sequence[SampleMetric], classes: int | None, loss: An
     """Refuse metrics that these data, or this loss, do not have."""
     have, lack = ("values to regress on", "classes") if classes is None else ("classes", "values")
     for metric in metrics:
-        if metric.task == lack:
+        sure = metric.needs == "probability"
+        if metric.task == lack or (sure and classes is None):
             raise ValueError(f"The metric {metric.name} is about {lack}; these data have {have}.")
-        if metric.needs == "probability" and classes is None:
-            raise ValueError(
-                f"The metric {metric.name} needs probabilities of classes; these data have {have}."
-            )
-        if metric.needs == "probability" and not gives_probabilities(loss):
+        if sure and not gives_probabilities(loss):
             name = getattr(base_loss(loss), "__name__", "of this model")
             raise ValueError(
                 f"The metric {metric.name} needs probabilities; a model trained on the loss {name} "
@@ -77,8 +73,8 @@ class SampleScores:
 
     def take(self, rows: Any) -> SampleScores:
         """Return some of the samples."""
-        parts = (self.targets[rows], self.losses[rows], self.outputs[rows])
-        return SampleScores(*parts, self.classes)
+        kept = self.targets[rows], self.losses[rows], self.outputs[rows]
+        return SampleScores(*kept, self.classes)
 
     def answer(self, needs: str) -> NDArray[Any]:
         """Return what a metric needs to know of the model.
@@ -113,18 +109,13 @@ def describe_client(
         part, at = samples.take(groups == group), stream.at("group", group)
         values = {m.name: m.try_measure(part.targets, part.answer(m.needs)) for m in metrics}
         inside[group] = GroupDetail(len(part.targets), values, _limit(part, metrics, at))
-    limits = _limit(samples, metrics, stream)
+    told = ClientDetail(len(samples.targets), _limit(samples, metrics, stream), groups=inside)
     if samples.classes is None:
-        return ClientDetail(len(samples.targets), limits, groups=inside)
+        return told
     counts = np.bincount(samples.targets, minlength=samples.classes)
-    return ClientDetail(
-        len(samples.targets),
-        limits,
-        float(counts.max() / counts.sum()),
-        int(np.count_nonzero(counts)),
-        _calibrate(samples) if probabilities else None,
-        inside,
-    )
+    majority, classes = float(counts.max() / counts.sum()), int(np.count_nonzero(counts))
+    sure = _calibrate(samples) if probabilities else None
+    return replace(told, majority=majority, classes=classes, calibration=sure)
 
 
 def _limit(
@@ -162,8 +153,7 @@ class FederationEvaluator:
 
     def __init__(self, federation: Federation, model: FlatModel) -> None:
         self._federation, self._model, self._classes = federation, model, federation.classes
-        self._held: dict[str, tuple[Tensor, Tensor]] = {}
-        self._checksums: dict[str, Index] = {}
+        self._held: dict[str, tuple[Tensor, Tensor, Index]] = {}
         self.quick: Quick | None = None
 
     def __call__(
@@ -203,14 +193,12 @@ class FederationEvaluator:
                 "The model has own parameters of every client: evaluate with clients.evaluate(x)."
             )
 
-    def _hold(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of a split where the model is."""
+    def _hold(self, name: str) -> tuple[Tensor, Tensor, Index]:
+        """Return inputs and targets of a split where the model is, and checksums of classes'."""
         if name not in self._held:
-            split, model = getattr(self._federation, name), self._model
-            inputs = as_data(split.inputs, model.dtype, model.device)
-            self._held[name] = inputs, as_data(split.targets, model.dtype, model.device)
-            if self._classes is not None:
-                self._checksums[name] = sum_clients(split)
+            split, where = getattr(self._federation, name), (self._model.dtype, self._model.device)
+            sums = np.zeros(0, dtype=np.int64) if self._classes is None else sum_clients(split)
+            self._held[name] = as_data(split.inputs, *where), as_data(split.targets, *where), sums
         return self._held[name]
 
     def _in_units(self, values: Tensor) -> Tensor:
@@ -222,7 +210,7 @@ class FederationEvaluator:
 
         Values of a regression are in the unit of the target column, losses are as in training.
         """
-        inputs, targets = self._hold(name)
+        inputs, targets, _ = self._hold(name)
         vectors = inputs.is_cuda and inputs.dim() == 2 and inputs.is_floating_point()
         block = VECTORS if vectors else BLOCK
         for start, end, model in spans:
@@ -237,37 +225,35 @@ class FederationEvaluator:
         self, name: str, x: Vector, own: Vector | None, asked: Sequence[SampleMetric]
     ) -> Evaluation:
         offsets = np.asarray(getattr(self._federation, name).offsets)
-        found = None
-        if self.quick is not None and not asked and self._classes is not None:
-            found = self.quick(x, *self._hold(name), offsets)
+        inputs, targets, checksums = self._hold(name)
+        sizes, classify = np.diff(offsets), self._classes is not None
+        quick = self.quick if classify and not asked else None
+        found = None if quick is None else quick(x, inputs, targets, offsets)
         if found is not None:
             value, count, right = (values.cpu().numpy() for values in found)
-            sizes, seen = np.diff(offsets), Hits(right, self._checksums[name])
             numbers = {"loss": value.astype(np.float64), "accuracy": count / sizes}
-            return Evaluation(name, sizes, numbers, seen)
+            return Evaluation(name, sizes, numbers, Hits(right, checksums))
         spans = [(0, int(offsets[-1]), x)]
         if own is not None:  # each client has a model of its own
             models = (torch.cat([x, part]) for part in own)
             spans = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), models, strict=True))
         losses, each, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
-        usual = "accuracy" if self._classes is not None else "mse"
         for target, loss, output in self._answers(name, spans):
             losses.append(loss)
-            if usual == "accuracy":
+            if classify:
                 each.append(predicted_classes(output) == target)
             elif self._model.loss is squared:
                 each.append((_flat(output) - _flat(target)).square().mean(1))
             if asked:
                 outputs.append(output)
         metrics, hits = {"loss": _client_means(losses, offsets)}, None
-        if usual == "accuracy" or self._model.loss is squared:
-            metrics[usual] = _client_means(each, offsets)
-        if usual == "accuracy":
-            correct = torch.cat(each).cpu().numpy() if each else np.empty(0, dtype=np.bool_)
-            hits = Hits(correct, self._checksums[name])
+        if classify or self._model.loss is squared:
+            metrics["accuracy" if classify else "mse"] = _client_means(each, offsets)
+        if classify:
+            hits = Hits(torch.cat([targets[:0].bool(), *each]).cpu().numpy(), checksums)
         asked = [metric for metric in asked if metric.name not in metrics]
         metrics |= self._measure(name, losses, outputs, asked)
-        return Evaluation(name, np.diff(offsets), metrics, hits)
+        return Evaluation(name, sizes, metrics, hits)
 
     def _measure(
         self, name: str, losses: list[Tensor], outputs: list[Tensor], asked: Sequence[SampleMetric]
@@ -277,8 +263,9 @@ class FederationEvaluator:
         out = {metric.name: np.full(len(names), np.nan) for metric in asked}
         if not out or not outputs:
             return out
+        targets = to_array(self._in_units(self._hold(name)[1]))
         answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
-        whole = SampleScores(to_array(self._in_units(self._hold(name)[1])), *answers, self._classes)
+        whole = SampleScores(targets, *answers, self._classes)
         for i in np.flatnonzero(np.diff(offsets)).tolist():
             samples = whole.take(slice(offsets[i], offsets[i + 1]))
             try:
@@ -290,13 +277,13 @@ class FederationEvaluator:
 
 
 def _client_means(parts: list[Tensor], offsets: Index) -> Losses:
-    if not parts:
-        return np.full(len(offsets) - 1, np.nan)
-    values = torch.cat(parts).to("cpu", torch.float64).numpy()
-    # Differences of a running sum would lose digits; reduceat adds each client's samples apart.
     sizes = np.diff(offsets)
     out, some = np.full(len(sizes), np.nan), sizes > 0
-    out[some] = np.add.reduceat(values, offsets[:-1][some]) / sizes[some]
+    if (
+        parts
+    ):  # differences of a running sum would lose digits: each client's samples are added apart
+        values = torch.cat(parts).to("cpu", torch.float64).numpy()
+        out[some] = np.add.reduceat(values, offsets[:-1][some]) / sizes[some]
     return out
 
 

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from equifed.contract import OwnL2, OwnSteps, Stream
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights, show_text
-from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
-from equifed.contract.local import LocalSGD, LocalWork, OwnL2, OwnSteps
-from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.fields import KINDS, Field, Layout
 from equifed.data.split import TOKENS, DataError
@@ -27,15 +25,12 @@ from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients, describe_dat
 from equifed.engines.evaluate import FederationEvaluator, measure_scales
 from equifed.engines.ordered_sums import (
     DenseVectors,
-    InProcessVectors,
     Node,
     dense_rows,
     group_clients,
     has_one_order,
-    in_process,
     leaf_nodes,
     sum_leaves,
-    to_numpy,
 )
 from equifed.engines.own import JOINT, choose_offsets, error_bounds, settle_own
 from equifed.engines.threads import ALIGNED, Workspace
@@ -44,7 +39,6 @@ from equifed.models.architectures import MODELS, Init, build, choose_init, initi
 from equifed.models.checks import (
     check_device,
     check_dtype,
-    check_module,
     check_start,
     copy_module,
     load_weights,
@@ -78,8 +72,7 @@ class InProcessClients(TorchClients):
         self._init, device = choose_init(model, init), check_device(device)
         self.model_name = model if isinstance(model, str) else None
         module, loss = resolve_model(data, model, loss)
-        check_module(module)
-        self._template, self._federation = copy_module(module), data
+        self._federation = data
         self._origin: list[dict[str, Any]] = []  # subsets share it once it is known
         self._inputs = as_data(data.train.inputs, dtype, device)
         if self._inputs.data_ptr() % ALIGNED and has_one_order(dtype, device):
@@ -96,6 +89,7 @@ class InProcessClients(TorchClients):
             classes=data.classes, l2=l2, penalise=penalise, dtype=dtype, device=device,
             own=self.own,
         )  # fmt: skip
+        self._template = copy_module(module)
         if self.own is not None and self.model.penalised is not None:
             raise ValueError(
                 "penalise='weights' leaves shared biases free, which models with own parameters "
@@ -150,53 +144,6 @@ class InProcessClients(TorchClients):
     def inputs_of(self, client: int) -> Tensor:
         """Return the training inputs of a client of the federation."""
         return self._inputs[self._offsets[client] : self._offsets[client + 1]]
-
-    # -- the verbs --------------------------------------------------------------------------------
-
-    @override
-    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self.refuse_minibatches(batch_size)
-        self._book(down=1, up=0, losses=1)
-        return self.require_finite(to_numpy(self.measure_losses(x, stream, batch_size)), "loss")
-
-    @override
-    def value_and_gradient(
-        self, x: Tensor, stream: Stream, batch_size: int | None = None
-    ) -> tuple[Losses, ClientVectors]:
-        self.refuse_minibatches(batch_size)
-        self._book(down=1, up=1, losses=1)
-        return self.differentiate(x, stream, batch_size)
-
-    @override
-    def local_steps(
-        self, x: Tensor, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
-        target: Tensor | None = None, slopes: Weights | None = None,
-    ) -> Moved:  # fmt: skip
-        work = local.work()
-        self.refuse_minibatches(work.batch_size)
-        work.check(control, target, slopes)
-        kept = None if control is None else in_process(control)
-        self._book_local(work, corrected=target is not None)
-        vectors, thresholds = self.move(x, work, stream, kept, target, slopes)
-        thresholds = None if work.hinge is None else thresholds
-        return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
-
-    @abstractmethod
-    def measure_losses(self, x: Tensor, stream: Stream, batch_size: int | None) -> Tensor:
-        """Return the loss of every client."""
-
-    @abstractmethod
-    def differentiate(
-        self, x: Tensor, stream: Stream, batch_size: int | None
-    ) -> tuple[Losses, ClientVectors]:
-        """Return losses and gradients, all finite."""
-
-    @abstractmethod
-    def move(
-        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
-        target: Tensor | None, slopes: Weights | None,
-    ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
-        """Return the vectors of checked local work, and the thresholds of a hinge."""
 
     # -- what a model is --------------------------------------------------------------------------
 
@@ -254,18 +201,6 @@ class InProcessClients(TorchClients):
     @abstractmethod
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
         """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
-
-    @override
-    def needs_all_samples(self) -> bool:
-        return self.own is not None and self.own.steps == "profile"
-
-    def refuse_minibatches(self, batch_size: int | None) -> None:
-        """Refuse minibatches where the best own part for all samples is meant."""
-        if batch_size is not None and self.needs_all_samples():
-            raise ValueError(
-                f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
-                "omit batch_size, or use own_steps='joint'."
-            )
 
     # -- memories ---------------------------------------------------------------------------------
 

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
-from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
+from equifed.contract import ClientVectors, Index, LocalWork, Losses, Stream, Weights
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
-from equifed.engines.ordered_sums import DenseVectors, InProcessVectors, to_numpy
+from equifed.engines.ordered_sums import DenseVectors, dense_rows, to_numpy
 from equifed.engines.own import plain_work
 from equifed.engines.threads import map_in_threads, products_in
 
@@ -31,12 +29,12 @@ Gradient = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 def walk_client(
     x: Tensor, work: LocalWork, steps: int, gradient: Gradient, correction: Tensor | None = None,
-    slope: float | None = None, *,
-    moving: Tensor | None = None,  # 1 or 0 for every coordinate
-    size: int | None = None,  # of what is kept in the ball
-    room: Tensor | None = None,
+    slope: float | None = None, size: int | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return one client's results by name, and a hinge's threshold, after its steps."""
+    """Return one client's results by name, and a hinge's threshold, after its steps.
+
+    Of its numbers the first ``size`` are kept in the ball.
+    """
     u, found = x.clone(), dict[str, Tensor]()
     means = [kind for kind in work.results if kind in ("average", "mean_gradient")]
     found |= {kind: torch.zeros_like(x) for kind in means}
@@ -59,8 +57,6 @@ def walk_client(
             direction += work.proximal * (u - x)
         if correction is not None:
             direction += correction
-        if moving is not None:
-            direction *= moving
         u -= direction.mul_(work.lr)
         work.project(u[:size])
         if work.average:
@@ -68,7 +64,7 @@ def walk_client(
         if step + 1 == min(work.snapshot or 0, steps):
             found["snapshot"] = u.clone()
     found |= {kind: found[kind] / steps for kind in means}
-    found["displacement"] = torch.sub(x, u, out=u if room is None else room)
+    found["displacement"] = torch.sub(x, u, out=u)
     if work.multiplier and correction is not None:  # c_i - c + proximal (x - u)
         found["multiplier"] = work.proximal * found["displacement"] - correction
     return found
@@ -105,11 +101,10 @@ class LoopClients(InProcessClients):
 
     @override
     def move(
-        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
+        self, x: Tensor, work: LocalWork, stream: Stream, control: ClientVectors | None,
         target: Tensor | None, slopes: Weights | None,
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
-        steps, rows = work.steps_for(self.sizes), None if control is None else control.dense()
-        room = None if self.remembers_own() else self.workspace.empty((len(self.index), len(x)), x)
+        steps, rows = work.steps_for(self.sizes), None if control is None else dense_rows(control)
 
         def one(self: Self, k: int) -> dict[str, Tensor]:
             correction = None
@@ -118,50 +113,52 @@ class LoopClients(InProcessClients):
                 if work.correction != 1:
                     correction *= work.correction
             slope = None if slopes is None else float(slopes[k])
-            here = None if room is None else room[k]
-            return self._walk(x, work, stream, k, int(steps[k]), correction, slope, here)
+            return self._walk(x, work, stream, k, int(steps[k]), correction, slope)
 
-        walks = self._map(one)
-        made = {} if room is None else {"displacement": room}
-        made |= {k: torch.stack([w[k] for w in walks]) for k in work.results if k not in made}
+        walks, d = self._map(one), self.model.size
+        made = {kind: torch.stack([walk[kind] for walk in walks]) for kind in work.results}
         lengths = to_numpy(made["displacement"].square().sum(dim=1))
         self.require_finite(lengths, "squared length of the local update")
-        ends, d = [walk["threshold"] for walk in walks if work.hinge is not None], self.model.size
         if self.remembers_own():  # own parameters stay here
             start = self.own_rows.start
             before = start[torch.as_tensor(self.index, device=start.device)]
             self.own_rows.put(self.index, before - made["displacement"][:, d:])
+        ends = [walk["threshold"] for walk in walks if work.hinge is not None]
         thresholds = to_numpy(torch.stack(ends)) if ends else None
         return {kind: DenseVectors(matrix[:, :d]) for kind, matrix in made.items()}, thresholds
 
     def _walk(
         self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
-        correction: Tensor | None, slope: float | None, room: Tensor | None,
+        correction: Tensor | None, slope: float | None,
     ) -> dict[str, Tensor]:  # fmt: skip
         """One client's local steps; alternating: as many plain ones on its own parameters first."""
-        d, moving, steer = self.model.size, None, self._steer(k, stream, work.batch_size)
+        size = work.batch_size
         if not self.remembers_own() or self.own is None:
-            return walk_client(x, work, steps, steer, correction, slope, size=d, room=room)
+            return walk_client(x, work, steps, self._steer(k, stream, size), correction, slope)
+        d, shared = self.model.size, None
         start = u = self._with_own(x, k)
         own = torch.arange(len(u), device=u.device) >= d
         if self.own.steps == "alternating":
-            plain, alone = plain_work(work), self._steer(k, stream.at("own"), work.batch_size)
-            first = walk_client(u, plain, steps, alone, moving=own.to(u.dtype), size=d)
-            u, moving = u - first["displacement"], (~own).to(u.dtype)
+            alone = self._steer(k, stream.at("own"), size, moving=own.to(u.dtype))
+            u = u - walk_client(u, plain_work(work), steps, alone, size=d)["displacement"]
+            shared = (~own).to(u.dtype)
         if correction is not None:  # of the shared ones
             correction = torch.cat([correction, correction.new_zeros(self.model.own_size)])
-        found = walk_client(u, work, steps, steer, correction, slope, moving=moving, size=d)
+        steer = self._steer(k, stream, size, moving=shared)
+        found = walk_client(u, work, steps, steer, correction, slope, d)
         moved = found["displacement"]
         return {**found, "displacement": torch.where(own, start - (u - moved), moved)}
 
-    def _steer(self, k: int, stream: Stream, batch_size: int | None) -> Gradient:
-        """Return the k-th client's gradients along a walk."""
+    def _steer(
+        self, k: int, stream: Stream, batch_size: int | None, moving: Tensor | None = None
+    ) -> Gradient:
+        """Return the k-th client's gradients along a walk, of the coordinates that move."""
         batches = self._batches(k, stream, batch_size)
 
         def gradient(u: Tensor, step: int) -> tuple[Tensor, Tensor]:
             at = u if self.offsets is None else self._with_own(u, k)  # of its profile loss
             value, direction = self._gradient(at, k, batches.at(step))
-            return value, direction[: len(u)]
+            return value, direction[: len(u)] if moving is None else direction * moving
 
         return gradient
 

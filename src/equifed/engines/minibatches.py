@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equifed.contract.arrays import Index
-from equifed.contract.streams import Stream
+from equifed.contract import Index, Stream
 
 _LAST = (1 << 63) - 1
 
@@ -64,45 +63,35 @@ class Minibatches:
         self._order: Tensor | None = None
         self._slots = torch.arange(self._width, device=clients.device)
         self._equal = bool((counts == self._longest).all())
-        self._equal_weights = self._weights(self._batch)
+        self._full_weights = self._weights(self._batch)
         self._turns = torch.as_tensor(self._per_pass, device=clients.device)
 
     def at(self, step: int) -> Batch:
         """Return the samples of one step (counted from zero)."""
-        order = self._ordered(step)
-        if self._equal:
-            return self._slice(order, step)
+        order, keys = self._ordered(step), None
+        if self._dropout:
+            keys = self._stream.at("dropout").keys(self._clients.unsqueeze(1), step, self._slots)
+        if self._equal:  # the same with less arithmetic
+            first = (step % int(self._per_pass[0])) * self._batch
+            most = min(self._batch, self._longest - first)
+            weights = self._full_weights if most == self._batch else self._weights(most)
+            return Batch(order.narrow(1, first, self._width), weights, keys)
         start = (step % self._turns) * self._batch
         count = torch.clamp(self._sizes - start, max=self._batch).unsqueeze(1)
         used = self._slots < count
         places = start.unsqueeze(1) + torch.where(used, self._slots, 0)
-        weights = used.to(self._dtype) / count.to(self._dtype)
-        return Batch(order.gather(1, places), weights, self._keys(step, self._slots))
-
-    def _slice(self, order: Tensor, step: int) -> Batch:
-        """Return the same as :meth:`at` for clients of one size, with less arithmetic."""
-        start = (step % int(self._per_pass[0])) * self._batch
-        count = min(self._batch, self._longest - start)
-        positions = order.narrow(1, start, self._width)
-        weights = self._equal_weights if count == self._batch else self._weights(count)
-        return Batch(positions, weights, self._keys(step, self._slots))
+        return Batch(order.gather(1, places), used.to(self._dtype) / count.to(self._dtype), keys)
 
     def _weights(self, count: int) -> Tensor:
         """Return the weights of so many samples for every client."""
         used = self._slots < count
         return (used.to(self._dtype) / count).expand(len(self._sizes), -1).contiguous()
 
-    def _keys(self, step: int, slots: Tensor) -> Tensor | None:
-        if not self._dropout:
-            return None
-        return self._stream.at("dropout").keys(self._clients.unsqueeze(1), step, slots)
-
     def _ordered(self, step: int) -> Tensor:
         """Return the order of each client's samples in the pass that a step belongs to."""
         if not self.shuffled:
             if self._order is None:
-                every = torch.arange(self._width, device=self._clients.device) % self._longest
-                every = every.expand(len(self._sizes), -1)
+                every = (self._slots % self._longest).expand(len(self._sizes), -1)
                 self._order = every if self._starts is None else every + self._starts
             return self._order
         passes = step // self._per_pass

@@ -203,13 +203,9 @@ class InProcessVectors(ClientVectors):
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
         """Return parts of the sum over all clients, of whom those here begin at ``first``."""
 
-    def part(self, begin: int, end: int) -> InProcessVectors:
-        """Return the vectors of the clients from one place up to another."""
-        return DenseVectors(self.dense()[begin:end])
-
-    def of_chunk(self, chunk: Any) -> Tensor:
+    def of_chunk(self, chunk: Any, places: slice | Index) -> Tensor:
         """Return the vectors of a chunk's clients as rows; a view where they are consecutive."""
-        rows, places = self.dense(), chunk.places
+        rows = self.dense()
         if isinstance(places, slice):
             return rows[places]
         return rows.index_select(0, torch.as_tensor(places, device=rows.device))
@@ -269,23 +265,6 @@ def sum_squares(rows: Tensor, scale: BlockMatrix | None) -> Tensor:
 def to_numpy(values: Tensor) -> Losses:
     """Return per-client numbers as float64 on the server."""
     return values.detach().to("cpu", torch.float64).numpy()
-
-
-class Arriving:
-    """Per-client numbers on their way from a GPU; others wait for nothing meanwhile."""
-
-    def __init__(self, values: Tensor) -> None:
-        self._host = values.detach().to("cpu", torch.float64, non_blocking=True)
-        self._ready: Any = None
-        if values.device.type == "cuda":
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._ready.record()
-
-    def numpy(self) -> Losses:
-        """Wait for them, and return them."""
-        if self._ready is not None:
-            self._ready.synchronize()
-        return self._host.numpy()
 
 
 def in_process(vectors: ClientVectors) -> InProcessVectors:

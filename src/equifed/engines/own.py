@@ -131,38 +131,27 @@ class Offsets(ABC):
         self, outputs: Tensor, wanted: Tensor, weights: Tensor, start: Tensor | None = None
     ) -> Tensor:
         """Return the best offsets (c, k); a client's steps do not depend on the others'."""
-        near = torch.zeros_like(wanted)
+        near, eps = torch.zeros_like(wanted), torch.finfo(wanted.dtype).eps
         base = self.base(outputs, near)
-        v = self.start(base, wanted, weights) if start is None else start
-        here, rows, going, moved_base = v, None, None, False
-        eps = torch.finfo(v.dtype).eps
+        v = here = self.start(base, wanted, weights) if start is None else start
+        rows = torch.arange(len(v), device=v.device)  # of those who are not done
         for _ in range(MOST_NEWTON if self.turn else 1):
-            away = here - near if moved_base else here
-            if self.reach < math.inf and float(away.abs().max()) > self.reach:
-                near = torch.where(away.abs().amax(1, keepdim=True) > self.reach, here, near)
-                base, away, moved_base = self.base(outputs, near), here - near, True
-            step, decrement = self._newton(here, base, away, wanted, weights)
+            if self.reach < math.inf and float((here - near).abs().max()) > self.reach:
+                far = (here - near).abs().amax(1, keepdim=True) > self.reach
+                near = torch.where(far, here, near)
+                base = self.base(outputs, near)
+            step, decrement = self._newton(here, base, here - near, wanted, weights)
             length = self.length(step)
-            if float(length.max()) > 1:
-                part = torch.where(length > 1, torch.log1p(length) / length, 1.0)
-                moved = torch.addcmul(here, step, part, value=-1)
-            else:
-                moved = here - step
-            here = moved if going is None else torch.where(going.unsqueeze(1), moved, here)
-            more = decrement > eps  # if not, this step doubled the digits
-            going = more if going is None else going & more
-            left = int(torch.count_nonzero(going))
-            if left == 0:
+            part = torch.where(length > 1, torch.log1p(length) / length, 1.0)
+            here = torch.addcmul(here, step, part, value=-1)
+            v = v.index_copy(0, rows, here)
+            on = torch.nonzero(decrement > eps).squeeze(1)  # if not, this step doubled the digits
+            if len(on) == 0:
                 break
-            if left == len(going):
-                going = None
-            elif 2 * left <= len(going):  # the others are done
-                v = here if rows is None else v.index_copy(0, rows, here)
-                on = torch.nonzero(going).squeeze(1)
-                rows, going = on if rows is None else rows[on], None
-                here, near, base, outputs = here[on], near[on], base[on], outputs[on]
-                wanted, weights = wanted[on], weights[on]
-        return self.project(here if rows is None else v.index_copy(0, rows, here))
+            if len(on) < len(rows):
+                kept = (values[on] for values in (rows, here, near, base, outputs, wanted, weights))
+                rows, here, near, base, outputs, wanted, weights = kept
+        return self.project(v)
 
     def newton(
         self, v: Tensor, outputs: Tensor, wanted: Tensor, weights: Tensor
@@ -342,19 +331,17 @@ def settle_own(
     why = refuse_profile(module, loss, input_dimensions, names)
     if steps == "profile" and why is not None:
         raise ValueError(f"own_steps='profile': {why}; use own_steps='joint'.")
-    if steps == "profile" or (steps == "auto" and why is None):
-        return OwnPart(names, "profile", _profile_l2(own_l2, loss))
-    bias = loss is not squared and is_last_bias(module, names)
-    usual = OWN_SAMPLES if bias else l2
-    return OwnPart(
-        names, "joint" if steps == "auto" else steps, usual if own_l2 is None else own_l2
-    )
+    if steps in ("auto", "profile") and why is None:
+        _check_profile_l2(own_l2, loss)
+        usual: OwnL2 = 0.0 if loss is squared else OWN_L2
+        steps = "profile"
+    else:
+        usual = OWN_SAMPLES if loss is not squared and is_last_bias(module, names) else l2
+        steps = "joint" if steps == "auto" else steps
+    return OwnPart(names, steps, usual if own_l2 is None else own_l2)
 
 
-def _profile_l2(own_l2: OwnL2 | None, loss: SampleLoss) -> float:
-    """Return the penalty of own offsets in profile losses."""
-    if own_l2 is None:
-        return 0.0 if loss is squared else OWN_L2
+def _check_profile_l2(own_l2: OwnL2 | None, loss: SampleLoss) -> None:
     if isinstance(own_l2, str):
         raise ValueError(
             f"own_l2 = {own_l2!r} is for local steps; profile losses take a number, {OWN_L2:g} if "
@@ -365,7 +352,6 @@ def _profile_l2(own_l2: OwnL2 | None, loss: SampleLoss) -> float:
             "own_l2 must be above 0: the own bias of a client that lacks a class has no best value "
             f"without a penalty; leave it out for {OWN_L2:g}."
         )
-    return own_l2
 
 
 def refuse_profile(

@@ -12,15 +12,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed.contract.clients import Traffic
-from equifed.contract.local import OwnL2, OwnSteps
-from equifed.contract.streams import Stream
+from equifed.contract import OwnL2, OwnSteps, Stream, Traffic
 from equifed.data.federation import Federation
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
@@ -31,16 +29,6 @@ from equifed.models.flat import Penalise
 from equifed.models.losses import ClassWeights, SampleLoss, weigh_classes
 
 Simulated = StackedClients | LoopClients
-
-
-class MakesClients(Protocol):
-    """What makes clients of its own from what :func:`simulate` is given."""
-
-    def make_clients(
-        self, data: Federation, model: nn.Module, loss: SampleLoss, /, **given: Any
-    ) -> LoopClients:
-        """Return clients; arguments as for :class:`LoopClients`."""
-        ...
 
 
 BATCH, TURNS = 20, 3
@@ -78,7 +66,7 @@ def simulate(
     own: str | Sequence[str] | None = None,
     own_l2: OwnL2 | None = None,
     own_steps: OwnSteps = "auto",
-    privacy: MakesClients | None = None,
+    privacy: Any = None,
 ) -> Simulated:
     """Simulate the clients of a federation in this process.
 
@@ -167,7 +155,7 @@ def simulate(
     if privacy is not None:
         if engine == "stacked":
             raise ValueError("engine='stacked' adds no noise; privacy takes engine='loop'.")
-        private = privacy.make_clients(data, module, loss, **given)
+        private: LoopClients = privacy.make_clients(data, module, loss, **given)
         private.model_name = model if isinstance(model, str) else None
         return private
     stacked: StackedClients | None = None

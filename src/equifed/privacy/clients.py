@@ -219,7 +219,7 @@ class PrivateClients(LoopClients):
     @override
     def _walk(
         self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
-        correction: Tensor | None, slope: float | None, room: Tensor | None,
+        correction: Tensor | None, slope: float | None,
     ) -> dict[str, Tensor]:  # fmt: skip
         hinge = "Steps on a smoothed hinge need the loss in every step, which has no price."
         refuse({hinge: work.hinge is not None})
@@ -232,7 +232,7 @@ class PrivateClients(LoopClients):
             own = site.move_own(own, pull, "steps", work.lr)
             return nothing, shared
 
-        found = walk_client(x, work, steps, gradient, correction, size=len(x), room=room)
+        found = walk_client(x, work, steps, gradient, correction, size=len(x))
         if self.own is not None:  # LoopClients keeps where it ends
             found["displacement"] = torch.cat([found["displacement"], start - own])
         return found

@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.arrays import Losses
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
-from equifed.contract.views import ClientsView
+from equifed.contract import AnyAlgorithm, Clients, ClientsView, LocalSGD, Losses, Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate

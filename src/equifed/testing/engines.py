@@ -10,11 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed.contract.arrays import BlockMatrix, ClientVectors
-from equifed.contract.clients import Clients, MissingClients
-from equifed.contract.curvature import Curvature
+from equifed.contract import BlockMatrix, Clients, ClientVectors, Curvature, MissingClients, Stream
 from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
-from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.models.losses import SampleLoss, squared

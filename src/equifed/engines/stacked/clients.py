@@ -8,8 +8,8 @@ handle makes them again, the same ones, chunk by chunk, while it adds them up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -17,11 +17,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from typing_extensions import override
 
-from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
-from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
+from equifed.contract import ClientVectors, Index, LocalWork, Losses, Stream, Weights
 from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Minibatches
@@ -29,6 +28,7 @@ from equifed.engines.ordered_sums import (
     DenseVectors,
     InProcessVectors,
     has_one_order,
+    in_process,
     put_rows,
     to_numpy,
 )
@@ -36,8 +36,13 @@ from equifed.engines.own import plain_work
 from equifed.engines.stacked.compiling import WHERE, CompiledRule, Trial
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
-from equifed.engines.stacked.fused import Fused, FusedWalk, plan
-from equifed.engines.stacked.gradient_rules import FunctionRule, GradientRule, PenalisedRule
+from equifed.engines.stacked.fused import Fused, plan
+from equifed.engines.stacked.gradient_rules import (
+    FunctionRule,
+    GradientRule,
+    PenalisedRule,
+    StepSamples,
+)
 from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.samples import (
     CPU_CHUNK,
@@ -46,12 +51,20 @@ from equifed.engines.stacked.samples import (
     Chunk,
     PlannedBatches,
     Supply,
+    as_slice,
     common_widths,
     round_up,
     sample_bytes,
     split_into_chunks,
 )
-from equifed.engines.stacked.walk import ChunkWalk, ChunkWork, GradientRun, LocalRun, RemadeVectors
+from equifed.engines.stacked.walk import (
+    ChunkWalk,
+    ChunkWork,
+    Made,
+    RemadeVectors,
+    Run,
+    square_lengths,
+)
 from equifed.engines.threads import Precision, Workspace, empty_rows, row_bytes
 from equifed.models.losses import SampleLoss
 
@@ -114,7 +127,11 @@ class StackedClients(InProcessClients):
 
     def _choose_ways(self, rule: GradientRule) -> None:
         """Choose how gradients and local steps are computed."""
-        self.rule = PenalisedRule(rule, self.model.l2, self._precision, self.model)
+        strengths = None
+        if self.own is not None and self.own.varies:  # with the number of samples
+            each = [[self.own.strength(int(n))] for n in self._sizes]
+            strengths = torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
+        self.rule = PenalisedRule(rule, self.model.l2, self._precision, self.model, strengths)
         if self.offsets is not None:
             self.rule = ProfileRule(rule, self.model, self.offsets, self._precision)
         layer = LeastSquares.layer_of(rule, self.model.loss)
@@ -162,57 +179,94 @@ class StackedClients(InProcessClients):
             for chunk in self.chunks(batch_size):
                 found = self.pass_over(x, chunk, gradient=False) if batch_size is None else None
                 if found is not None:
-                    put_rows(values, chunk.places, found[0] + self.model.penalty(x))
-                    continue
-                blocks = self.supply(chunk, stream, batch_size).at(0)
-                if self.own is not None:  # every client has a model of its own
-                    total = self.rule.value(self.models(x, chunk), blocks)
+                    total = found[0] + self.model.penalty(x)
+                elif self.own is not None:  # every client has a model of its own
+                    blocks = self.supply(chunk, stream, batch_size).at(0)
+                    total = self.rule.begin(chunk.ids).value(self.models(x, chunk), blocks)
                 else:
-                    total = self.model.penalty(x).expand(len(chunk))
-                    for one in blocks:
-                        keys = None if one.keys is None else one.keys.flatten(0, 1)
-                        inputs, targets = one.inputs.flatten(0, 1), one.targets.flatten(0, 1)
-                        each = self.model.sample_losses(x, inputs, targets, keys)
-                        total = total + (each.view_as(one.weights) * one.weights).sum(dim=1)
+                    total = self.model.penalty(x)
+                    for block in self.supply(chunk, stream, batch_size).at(0):
+                        total = total + self._mean_losses(x, block)
                 put_rows(values, chunk.places, total)
         return values
+
+    def _mean_losses(self, x: Tensor, samples: StepSamples) -> Tensor:
+        """Return weighted sums of the losses of each client's samples at one model."""
+        keys = None if samples.keys is None else samples.keys.flatten(0, 1)
+        inputs, targets = samples.inputs.flatten(0, 1), samples.targets.flatten(0, 1)
+        each = self.model.sample_losses(x, inputs, targets, keys)
+        return (each.view_as(samples.weights) * samples.weights).sum(dim=1)
 
     @override
     def differentiate(
         self, x: Tensor, stream: Stream, batch_size: int | None
     ) -> tuple[Losses, ClientVectors]:
-        run = GradientRun(self, x, stream, batch_size, ["gradient"])
+        def make(clients: StackedClients, chunk: Chunk, room: Tensor | None) -> Made:
+            return clients._make_gradients(chunk, x, stream, batch_size)
+
+        run = Run(self, x, batch_size, ["gradient"], ("loss", "squared gradient norm"), make)
         if self.rows_at_once(1) < len(self.index):
             losses = to_numpy(self.measure_losses(x, stream, batch_size))
             return self.require_finite(losses, "loss"), RemadeVectors(run, "gradient")
         matrices, numbers = run.everything()
-        return numbers.first, DenseVectors(matrices["gradient"])
+        return numbers(), DenseVectors(matrices["gradient"])
+
+    def _make_gradients(
+        self, chunk: Chunk, x: Tensor, stream: Stream, batch_size: int | None
+    ) -> Made:
+        """Return losses and gradients of a chunk's clients."""
+        found = self.pass_over(x, chunk) if batch_size is None else None
+        if found is not None:
+            gradient, value = self.rule.penalise(x.expand(len(chunk), -1), found[1], found[0])
+        else:
+            rule, samples = self.rule.begin(chunk.ids), self.supply(chunk, stream, batch_size).at(0)
+            gradient, value = rule.gradient(self.models(x, chunk), samples)
+        gradient = gradient[:, : self.model.size]
+        return Made({"gradient": gradient}, value, square_lengths(gradient))
 
     @override
     def move(
-        self, x: Tensor, work: LocalWork, stream: Stream, control: InProcessVectors | None,
+        self, x: Tensor, work: LocalWork, stream: Stream, control: ClientVectors | None,
         target: Tensor | None, slopes: Weights | None,
     ) -> tuple[Mapping[str, ClientVectors], Losses | None]:  # fmt: skip
-        run = LocalRun(self, x, work, stream, control, target, slopes)
-        if self.rows_at_once(len(work.results)) >= len(self.index):
-            with self._watch(work):
-                matrices, numbers = run.everything()
-            later = None
-            if self.model.device.type == "cuda" and work.hinge is None:
-                later = numbers.check  # what follows is sent to the GPU while it computes
-            thresholds = None if later else numbers.first
-            return {k: DenseVectors(matrix, later) for k, matrix in matrices.items()}, thresholds
-        now = work.hinge is not None or self.remembers_own()
-        thresholds = run.everything(keep=False)[1].first if now else np.zeros(0)
-        return {kind: RemadeVectors(run, kind) for kind in work.results}, thresholds
+        kept, index = None if control is None else in_process(control), self.index
 
-    def _watch(self, work: LocalWork) -> AbstractContextManager[None]:
-        """Return what times an exchange of local steps, if it is to be known whether to compile."""
-        if self.trial is None or not self.trial.waits():
-            return nullcontext()
+        def make(clients: StackedClients, chunk: Chunk, room: Tensor | None) -> Made:
+            given = clients._begin_chunk(chunk, x, work, stream, index, kept, target, slopes)
+            return clients.walk(given, room)
+
+        what, kinds = ("threshold", "squared length of the local update"), list(work.results)
+        run = Run(self, x, work.batch_size, kinds, what, make, moves_own=self.remembers_own())
+        if self.rows_at_once(len(kinds)) < len(self.index):
+            now = work.hinge is not None or self.remembers_own()
+            thresholds = run.everything(keep=False)[1]() if now else None
+            return {kind: RemadeVectors(run, kind) for kind in kinds}, thresholds
         chunks = self.chunks(work.batch_size)
-        each = [(len(c), c.width, work.steps_for(c.sizes).tobytes()) for c in chunks]
-        return self.trial.watch((work.batch_size, *each))
+        with nullcontext() if self.trial is None else self.trial.watch(work, chunks):
+            matrices, numbers = run.everything()
+        if self.model.device.type == "cuda" and work.hinge is None:  # it is still computing
+            return {kind: DenseVectors(m, numbers) for kind, m in matrices.items()}, None
+        thresholds = numbers()
+        return {kind: DenseVectors(matrix) for kind, matrix in matrices.items()}, thresholds
+
+    def _begin_chunk(
+        self, chunk: Chunk, x: Tensor, work: LocalWork, stream: Stream, index: Index,
+        control: InProcessVectors | None, target: Tensor | None, slopes: Weights | None,
+    ) -> ChunkWork:  # fmt: skip
+        """Return what a chunk's clients are to do; ``index`` are those who were asked."""
+        slope, correction, size = None, None, None
+        places = as_slice(np.searchsorted(index, chunk.clients))
+        if slopes is not None:
+            slope = torch.as_tensor(slopes[places], dtype=x.dtype, device=x.device)
+        if target is not None and control is not None:
+            correction = target - control.of_chunk(chunk, places)
+            if work.correction != 1:
+                correction.mul_(work.correction)
+        if self.remembers_own():
+            x, size = self.models(x, chunk), self.model.size
+            if correction is not None:  # of the shared part only
+                correction = pad(correction, (0, self.model.own_size))
+        return ChunkWork(x, work, stream, chunk, correction, slope, size)
 
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
@@ -236,7 +290,7 @@ class StackedClients(InProcessClients):
         """Return the clients in chunks of similar sizes, so that padding stays small."""
         index, known = self._chunks.get(batch_size, (None, []))
         if index is not self.index:
-            length_for, device = self._length_for(batch_size), self.model.device
+            length_for, device = partial(self._length_for, batch_size), self.model.device
             given = self._offsets, *self._widths(batch_size), length_for, device
             known = list(split_into_chunks(self.index, *given))
             self._chunks[batch_size] = (self.index, known)
@@ -259,21 +313,17 @@ class StackedClients(InProcessClients):
         padded = rounded and batch_size is not None
         return round_up(used, PADDED if padded else 1), True
 
-    def _length_for(self, batch_size: int | None) -> Callable[[int], int]:
-        """Return how many clients share a chunk, as a function of its largest one's samples."""
+    def _length_for(self, batch_size: int | None, size: int) -> int:
+        """Return how many clients share a chunk of which the largest has so many samples."""
         model = (self.model.size + self.model.own_size) * self.model.dtype.itemsize
         budget = CPU_CHUNK if self.offsets is None else PROFILE_CHUNK
         budget = CUDA_CHUNK if self.model.device.type == "cuda" else budget
-
-        def length_for(size: int) -> int:
-            width = size if batch_size is None else min(size, batch_size)
-            most = budget // (model + width * sample_bytes(self._inputs))
-            if self._chunk is not None or not 1 < most < len(self.index) or not self.independent:
-                return self._chunk or max(1, most)
-            turns = math.ceil(len(self.index) / (most * torch.get_num_threads()))
-            return math.ceil(len(self.index) / (turns * torch.get_num_threads()))
-
-        return length_for
+        width = size if batch_size is None else min(size, batch_size)
+        most = budget // (model + width * sample_bytes(self._inputs))
+        if self._chunk is not None or not 1 < most < len(self.index) or not self.independent:
+            return self._chunk or max(1, most)
+        turns = math.ceil(len(self.index) / (most * torch.get_num_threads()))
+        return math.ceil(len(self.index) / (turns * torch.get_num_threads()))
 
     def supply(self, chunk: Chunk, stream: Stream, batch_size: int | None) -> Supply:
         """Return the samples of a chunk's clients, step by step."""
@@ -282,13 +332,9 @@ class StackedClients(InProcessClients):
         return self._supply(chunk, Minibatches(*given))
 
     def _supply(self, chunk: Chunk, batches: Minibatches | PlannedBatches) -> Supply:
-        own_l2 = None
-        if self.own is not None and self.own.varies:  # it depends on the number of samples
-            each = [[self.own.strength(int(n))] for n in chunk.sizes]
-            own_l2 = torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
-        return Supply(self._inputs, self._targets, chunk, batches, own_l2)
+        return Supply(self._inputs, self._targets, chunk, batches)
 
-    def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk | FusedWalk:
+    def walk(self, given: ChunkWork, room: Tensor | None) -> Made:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
         chunk, quick, graphs = given.chunk, self.least_squares, self.graphs
         here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
@@ -330,17 +376,16 @@ class StackedClients(InProcessClients):
         work, shared = plain_work(given.work), slice(given.size)
         first = ChunkWalk(replace(given, work=work, correction=None, slope=None), held=shared)
         supply = self.supply(given.chunk, given.stream.at("own"), work.batch_size)
-        u = first.carry_out(self.rule, supply).u
-        return ChunkWalk(replace(given, x=u), room, held=slice(given.size, None))
+        first.take(range(first.longest), self.rule.begin(given.chunk.ids), supply, None)
+        return ChunkWalk(replace(given, x=first.u), room, held=slice(given.size, None))
 
     def _check_batched(self) -> None:
         """Refuse a module that cannot be batched over clients, by trying."""
         try:
             pair = self.subset(np.flatnonzero(self.sizes)[:2])
             one = 1 if self.offsets is None else None  # profile losses are of all samples
-            run = GradientRun(pair, self.model.flatten(self._template), Stream(0), one, [])
             for chunk in pair.chunks(one):
-                run.make(chunk)
+                pair._make_gradients(chunk, self.model.flatten(self._template), Stream(0), one)
         except RuntimeError as error:
             raise NotBatched(
                 f"{type(self._template).__name__} cannot be batched over clients "

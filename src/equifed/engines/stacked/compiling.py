@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from equifed.contract.local import LocalWork
 from equifed.engines.stacked.gradient_rules import (
     FunctionRule,
     GradientRule,
     PenalisedRule,
     StepSamples,
 )
+from equifed.engines.stacked.samples import Chunk
 from equifed.models.flat import FlatModel
 
 WHERE = ("cuda",)
@@ -93,13 +95,14 @@ class Trial:
         self._left = 0 if self._settled else rounds
         self._kinds, self._times = [], []
 
-    def waits(self) -> bool:
-        """Tell whether the next exchange is to be watched."""
-        return self._left > 0
-
     @contextmanager
-    def watch(self, kind: object) -> Iterator[None]:
-        """Watch an exchange; others of its kind have samples of the same shapes."""
+    def watch(self, work: LocalWork, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Watch an exchange, if it is to be known whether to compile."""
+        if self._left <= 0:
+            yield
+            return
+        each = [(len(c), c.width, work.steps_for(c.sizes).tobytes()) for c in chunks]
+        kind = work.batch_size, each  # others of it have samples of the same shapes
         if [kind] != self._kinds[-1:]:
             self._kinds, self._times = [*self._kinds, kind], []
             self._changed()

@@ -8,18 +8,17 @@ falls, another one in every round, is carried out step by step.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from equifed.contract.local import LocalWork
-from equifed.contract.streams import mix
 from equifed.engines.stacked.gradient_rules import PenalisedRule
 from equifed.engines.stacked.samples import Chunk, PlannedBatches, Supply
-from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork, Made
 
 Supplier = Callable[[Chunk, PlannedBatches], Supply]
 
@@ -36,27 +35,6 @@ MASKS = 1 << 25
 """Bytes of dropout masks that are drawn at once."""
 
 
-@dataclass(frozen=True)
-class SaltedKeys:
-    """Keys whose address is known only when the graph runs: a salt in the device's memory."""
-
-    salts: Mapping[str, Tensor]
-    salt: Tensor | None = None
-
-    def at(self, *more: int | str) -> SaltedKeys:
-        """Return the keys for one purpose."""
-        (purpose,) = more
-        return SaltedKeys(self.salts, self.salts[str(purpose)])
-
-    def keys(self, clients: Tensor, *words: Tensor | int) -> Tensor:
-        """Return what :meth:`equifed.contract.streams.Stream.keys` returns at that address."""
-        assert self.salt is not None
-        state = mix(clients, self.salt)
-        for word in words:
-            state = mix(state, word)
-        return state & ((1 << 63) - 1)
-
-
 class CapturedWalk:
     """The local steps of one chunk's shape, as graphs."""
 
@@ -68,20 +46,21 @@ class CapturedWalk:
             given,
             x=given.x.clone(),
             chunk=chunk,
-            correction=_clone(given.correction),
-            slope=_clone(given.slope),
+            correction=None if given.correction is None else given.correction.clone(),
+            slope=None if given.slope is None else given.slope.clone(),
         )
         work = given.work
         purposes = ["shuffle"] * (work.batch_size is not None) + ["dropout"] * drops
+        # Addresses of random numbers, which are known only when the graphs run.
         self._salts = {purpose: given.x.new_zeros((), dtype=torch.int64) for purpose in purposes}
         self._plan = PlannedBatches(chunk, given.steps, work.batch_size, given.x.dtype, drops)
         # The graphs read what the supply holds, so it must live as long.
-        self._supply, self._rule = supply(chunk, self._plan), rule.begin()
+        self._supply, self._rule = supply(chunk, self._plan), rule.begin(chunk.ids)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         with self._recorded():
             self._walk = ChunkWalk(self._own)
-            self._plan.draw(SaltedKeys(self._salts))
+            self._plan.draw(self._salts.__getitem__)
             self._supply.prepare()
         steps = range(self._walk.longest)
         self._pieces = [steps[a : a + PIECE] for a in range(0, len(steps), PIECE)]
@@ -90,8 +69,8 @@ class CapturedWalk:
                 self._record(piece)
         self._chunk: Chunk | None = None
 
-    def __call__(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
-        """Replay the steps; what the walk returns is overwritten by the next replay."""
+    def __call__(self, given: ChunkWork, room: Tensor | None) -> Made:
+        """Replay the steps; what comes of them is overwritten by the next replay."""
         own, chunk = self._own, given.chunk
         own.x.copy_(given.x)
         if chunk is not self._chunk:
@@ -110,8 +89,7 @@ class CapturedWalk:
                 self._walk.take(piece, self._rule, self._supply, given.work.snapshot)
             else:
                 graph.replay()
-        self._walk.displace_again(room)
-        return self._walk
+        return self._walk.finish(self._walk.u if room is None else room)
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -150,10 +128,8 @@ class Graphs:
         """Record all walks anew: their gradients are computed in another way."""
         self._known.clear()
 
-    def walk(
-        self, given: ChunkWork, supply: Supplier, room: Tensor | None = None
-    ) -> ChunkWalk | None:
-        """Return the walk of a chunk, or None if it is to be carried out step by step."""
+    def walk(self, given: ChunkWork, supply: Supplier, room: Tensor | None = None) -> Made | None:
+        """Carry out a chunk's walk, or return None if it is to be done step by step."""
         work, chunk = given.work, given.chunk
         if not can_be_recorded(work, chunk):
             return None
@@ -178,7 +154,3 @@ def can_be_recorded(work: LocalWork, chunk: Chunk) -> bool:
     plain = work.onto is None and work.scale is None
     short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps) and plain
     return bool(short) and (work.snapshot is None or bool(steps.min() == steps.max()))
-
-
-def _clone(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.clone()

@@ -14,7 +14,6 @@ samples, which products and softmax go through faster than through many short ro
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,11 +49,9 @@ class Layer(Protocol):
 
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs (c, out, b) and what the way back needs."""
-        ...
 
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
         """Return the derivative by the inputs, given that by the outputs."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -150,6 +147,7 @@ class Dropout(Layer):
     """The module's own dropout, with its own masks."""
 
     module: AddressedDropout
+    units: int  # of the linear map before it; 0 where inputs are dropped
 
     @override
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -175,25 +173,19 @@ class DenseLayersRule(GradientRule):
         self.layers, self._loss = layers, model.loss
         self._first = next(k for k, layer in enumerate(layers) if isinstance(layer, Linear))
         self._slope, self._dtype = slope_of(model.loss), model.dtype
-        # What a dropout layer drops are the outputs of the linear map before it.
-        self._dropped: list[tuple[Dropout, int]] = []
-        fan_out = 0
-        for layer in layers:
-            fan_out = layer.fan_out if isinstance(layer, Linear) else fan_out
-            self._dropped += [(layer, fan_out)] if isinstance(layer, Dropout) else []
-        if any(units == 0 for _, units in self._dropped):
-            self._dropped = []  # inputs are dropped, whose number is not known here
-        self.units = sum(units for _, units in self._dropped)
+        dropped = [layer for layer in layers if isinstance(layer, Dropout)]
+        self._dropped = dropped if all(layer.units for layer in dropped) else []
+        self.units = sum(layer.units for layer in self._dropped)
 
     @override
     def masks(self, keys: Tensor) -> tuple[Tensor, ...]:
-        return tuple(layer.mask(keys, units, self._dtype) for layer, units in self._dropped)
+        return tuple(layer.mask(keys, layer.units, self._dtype) for layer in self._dropped)
 
     @staticmethod
     def layers_of(model: FlatModel) -> list[Layer] | None:
         """Return the model's layers, or None if it has others than those known here."""
         layers: list[Layer] = []
-        start, flat = 0, model.input_dimensions == 1
+        start, units, flat = 0, 0, model.input_dimensions == 1
         if model.fixed:
             return None  # what is not trained has no place in u
         for part in _parts(model.module):
@@ -203,13 +195,13 @@ class DenseLayersRule(GradientRule):
             if forward is nn.Linear.forward and isinstance(part, nn.Linear) and flat:
                 if set(dict(part.named_parameters())) - {"weight", "bias"}:
                     return None  # parametrised: the weight is computed from something else
-                bias = part.bias is not None
-                layers.append(Linear(start, part.in_features, part.out_features, bias))
-                start += (part.in_features + bias) * part.out_features
+                units, bias = part.out_features, part.bias is not None
+                layers.append(Linear(start, part.in_features, units, bias))
+                start += (part.in_features + bias) * units
             elif type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
                 flat = True
             elif isinstance(part, AddressedDropout) and flat and not part.channels:
-                layers += [Dropout(part)] if part.p > 0 else []
+                layers += [Dropout(part, units)] if part.p > 0 else []
             elif type(part) in ACTIVATIONS:
                 layers.append(ACTIVATIONS[type(part)])
             elif type(part) is not nn.Identity:
@@ -320,14 +312,7 @@ class ProfileRule(PenalisedRule):
         ((fan_out, fan_in),) = model.shapes.values()
         self._layer = Linear(0, fan_in, fan_out, bias=False)
         self._offsets = offsets
-        self._last: Tensor | None = None
-
-    @override
-    def begin(self) -> ProfileRule:
-        """Return the rule for one walk: each of its steps starts where the one before ended."""
-        rule = copy.copy(self)
-        rule._last = None
-        return rule
+        self._last: Tensor | None = None  # each step of a walk starts where the one before ended
 
     @override
     def gradient(self, u: Tensor, blocks: list[StepSamples]) -> tuple[Tensor, Tensor]:

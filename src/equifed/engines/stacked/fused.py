@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from equifed.contract.arrays import Index
-from equifed.contract.local import LocalWork
+from equifed.contract import Index, LocalWork
 from equifed.engines.stacked.dense_layers import ACTIVATIONS, DenseLayersRule, Linear
 from equifed.engines.stacked.fused_shapes import DOWN, UP, Shape, Tiles, find_shared, pad
 from equifed.engines.stacked.gradient_rules import GradientRule
 from equifed.engines.stacked.samples import Chunk
-from equifed.engines.stacked.walk import ChunkWork, squared_lengths
+from equifed.engines.stacked.walk import ChunkWork, Made
 from equifed.engines.threads import Precision, empty_rows
 from equifed.models.flat import FlatModel
 
@@ -32,6 +30,9 @@ PRECISIONS = ("full", "tf32")
 """Full ones are made of three products of rounded factors."""
 
 LOSSES = ("cross_entropy", "binary_logistic", "squared")
+
+OLDEST = "3.4"
+"""Version of Triton, of those that the tests pass with."""
 
 INTERPRETED = False
 """Whether programs also run on a CPU, through Triton's interpreter: for tests."""
@@ -63,45 +64,6 @@ def cut(rows: Tensor, some: slice) -> Tensor:
     return rows if some.start == 0 and some.stop >= len(rows) else rows[some]
 
 
-@dataclass(eq=False)
-class FusedWalk:
-    """Where the local steps of a chunk's clients ended."""
-
-    given: ChunkWork
-    vectors: dict[str, Tensor]
-    squares: Tensor
-    own: None = None
-
-    @property
-    def value(self) -> Tensor:
-        """The thresholds of a hinge, which there is none of."""
-        return torch.zeros_like(self.squares)
-
-    def result(self, kind: str) -> Tensor:
-        """Return displacement, snapshot, average, mean_gradient or multiplier, (c, d)."""
-        if kind not in self.vectors:
-            self.vectors[kind] = self._follow(kind)
-        return self.vectors[kind]
-
-    def squared_length(self, kind: str) -> Tensor:
-        """Return the squared length of every client's vector."""
-        return self.squares if kind == "displacement" else squared_lengths(self.result(kind))
-
-    def _follow(self, kind: str) -> Tensor:
-        """Return what follows from the displacement: there was no projection."""
-        work, moved, correction = (
-            self.given.work,
-            self.vectors["displacement"],
-            self.given.correction,
-        )
-        if kind == "multiplier":  # c_i - c + proximal (x - u)
-            assert correction is not None
-            return work.proximal * moved - correction
-        steps = torch.as_tensor(self.given.steps, device=moved.device).unsqueeze(1)
-        mean = moved / (work.lr * steps).to(moved)
-        return mean if correction is None else mean - correction
-
-
 class Fused:
     """The programs for one model; :func:`plan` says why there are none, where so."""
 
@@ -112,7 +74,6 @@ class Fused:
         self._model, self._precision = model, precision
         self._checked: set[tuple[bool, int]] = set()  # passes: with gradients, of how many clients
         self._doubt: str | None = None
-        self._sizes: WeakKeyDictionary[Chunk, Tensor] = WeakKeyDictionary()
         self._walks: dict[object, int] = {}
         known = partial(Shape, precision=precision, shared=find_shared(model.device))
         self._shape = lru_cache(partial(known, self._features, self._units))
@@ -133,19 +94,16 @@ class Fused:
             return "a client has no samples"
         return self._shape(min(work.batch_size, int(sizes.max()))).refused
 
-    def walk(
-        self, given: ChunkWork, inputs: Tensor, targets: Tensor, room: Tensor | None
-    ) -> FusedWalk:
+    def walk(self, given: ChunkWork, inputs: Tensor, targets: Tensor, room: Tensor | None) -> Made:
         """Carry out the local steps of a chunk's clients."""
         from equifed.engines.stacked import fused_kernels
 
-        work, chunk, x = given.work, given.chunk, given.x
+        work, chunk, x, corrected = given.work, given.chunk, given.x, given.correction
         longest = int(chunk.sizes[0])
         u = empty_rows(len(chunk), x) if room is None else room
         vectors, squares = {"displacement": u}, x.new_empty(len(chunk))
         for kind, wanted in (("snapshot", work.snapshot), ("average", work.average)):
             vectors |= {kind: empty_rows(len(chunk), x)} if wanted else {}
-        sizes = self._sizes_of(chunk, x.device)
         shape = self._shape(min(work.batch_size or longest, longest))
         constants = self._constants(shape, given, targets)
         keep = 1 - work.lr * work.proximal
@@ -153,20 +111,26 @@ class Fused:
         numbers = (longest, work.steps or 0, work.epochs or 0, work.snapshot or 0,
                    work.lr, held, held if self._model.penalised is None else keep,
                    work.lr * work.proximal)  # fmt: skip
-        more = [given.correction, vectors.get("snapshot"), vectors.get("average")]
-        for some, orders in self._orders(given, sizes):
+        more = [corrected, vectors.get("snapshot"), vectors.get("average")]
+        for some, orders in self._orders(given):
             rows = [cut(u, some), *(x if one is None else cut(one, some) for one in more)]
             strides = [orders.shape[1], *(one.stride(0) for one in rows)]
-            samples = inputs, targets, orders, cut(chunk.starts, some), cut(sizes, some), x
+            samples = inputs, targets, orders, cut(chunk.starts, some), cut(chunk.counts, some), x
             launch = partial(
                 fused_kernels.walk[(len(orders),)], *samples, *rows, cut(squares, some), *strides,
                 *numbers, **constants,
             )  # fmt: skip
             self._launch(launch, shape, tuple(constants.items()))
-        if work.average:
+        if work.average or work.mean_gradient:
             steps = torch.as_tensor(given.steps, device=x.device).unsqueeze(1)
-            vectors["average"] /= steps
-        return FusedWalk(given, vectors, squares)
+            if work.average:
+                vectors["average"] /= steps
+            if work.mean_gradient:  # there was no projection
+                mean = u / (work.lr * steps).to(u)
+                vectors["mean_gradient"] = mean if corrected is None else mean - corrected
+        if work.multiplier and corrected is not None:  # c_i - c + proximal (x - u)
+            vectors["multiplier"] = work.proximal * u - corrected
+        return Made(vectors, torch.zeros_like(squares), squares)  # and no hinge
 
     def pass_over(
         self, x: Tensor, chunk: Chunk, inputs: Tensor, targets: Tensor, gradient: bool
@@ -181,10 +145,9 @@ class Fused:
         longest = int(chunk.sizes[0])
         value, found = x.new_empty(len(chunk)), empty_rows(len(chunk) if gradient else 0, x)
         most = max(1, DELTAS // (shape.padded[0] * longest))
-        sizes = self._sizes_of(chunk, x.device)
         for first in range(0, len(chunk), most):
             some = slice(first, first + most)
-            here = inputs, targets, cut(chunk.starts, some), cut(sizes, some), longest
+            here = inputs, targets, cut(chunk.starts, some), cut(chunk.counts, some), longest
             value[some] = self._pass(x, *here, shape, cut(found, some) if gradient else None)[0]
         if (kind := (gradient, len(chunk))) not in self._checked:
             self._checked.add(kind)
@@ -269,12 +232,6 @@ class Fused:
         value, right = numbers.sum(dim=2)
         return value, right
 
-    def _sizes_of(self, chunk: Chunk, device: torch.device) -> Tensor:
-        """Return the clients' numbers of samples where the programs are."""
-        if chunk not in self._sizes:
-            self._sizes[chunk] = torch.as_tensor(chunk.sizes, device=device)
-        return self._sizes[chunk]
-
     def _model_constants(self, shape: Shape, targets: Tensor) -> dict[str, Any]:
         """Return what programs are compiled for, by name: the model, and its padding."""
         units, padded = shape.units, shape.padded
@@ -295,7 +252,7 @@ class Fused:
             "EXACT": shape.precision == "full",
         }  # fmt: skip
 
-    def _orders(self, given: ChunkWork, sizes: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def _orders(self, given: ChunkWork) -> Iterator[tuple[slice, Tensor]]:
         """Yield which clients, and their shuffled samples, pass after pass."""
         from equifed.engines.stacked.fused_kernels import draw_keys, draw_orders
 
@@ -308,7 +265,7 @@ class Fused:
             some = slice(first, first + most)
             ids = cut(chunk.ids, some)
             drawn = ids.new_empty(len(ids) * passes, longest)
-            tell = drawn, ids, cut(sizes, some), salt, passes, longest
+            tell = drawn, ids, cut(chunk.counts, some), salt, passes, longest
             if len(drawn) * longest**2 <= COMPARED:
                 draw_orders[len(drawn), -(-longest // MINE)](*tell, MINE, 2 * MINE)
             else:
@@ -348,7 +305,7 @@ def plan(
     model: FlatModel, rule: GradientRule, precision: Precision, inputs: Tensor, targets: Tensor
 ) -> Fused | str:
     """Return the programs for a model on these samples, or why there are none."""
-    why = _refuse_place(model, precision) or _refuse_targets(model, inputs, targets)
+    why = _refuse_place(model, precision) or _refuse_samples(model, inputs, targets)
     if why is not None:
         return why
     if not isinstance(rule, DenseLayersRule):
@@ -360,32 +317,28 @@ def plan(
         return "the model is not a chain of at most three linear maps with ReLU or tanh between"
     if len({id(layer) for layer in between}) > 1 or len({layer.bias for layer in linear}) > 1:
         return "its layers differ in activation or bias"
-    return _refuse_triton() or Fused(model, rule, precision)
-
-
-def _refuse_triton() -> str | None:
-    try:
-        import triton
-    except ImportError:
-        return "Triton is not installed"
-    oldest = "3.4"  # of those that the tests pass with
-    if TorchVersion(triton.__version__) < TorchVersion(oldest):
-        return f"Triton {triton.__version__} is older than {oldest}"
-    return None
+    return Fused(model, rule, precision)
 
 
 def _refuse_place(model: FlatModel, precision: Precision) -> str | None:
-    if model.device.type != "cuda" and not INTERPRETED:
+    cuda = model.device.type == "cuda"
+    if not cuda and not INTERPRETED:
         return f"the device is {model.device.type}"
-    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
+    if cuda and torch.cuda.get_device_capability(model.device) < (8, 0):
         return "the GPU has no tensor cores for float32"
     if model.dtype != torch.float32 or precision not in PRECISIONS:
         held = str(model.dtype).removeprefix("torch.")
         return f"the model is in {held}, its products in {precision}"
+    try:
+        import triton
+    except ImportError:
+        return "Triton is not installed"
+    if TorchVersion(triton.__version__) < TorchVersion(OLDEST):
+        return f"Triton {triton.__version__} is older than {OLDEST}"
     return None
 
 
-def _refuse_targets(model: FlatModel, inputs: Tensor, targets: Tensor) -> str | None:
+def _refuse_samples(model: FlatModel, inputs: Tensor, targets: Tensor) -> str | None:
     if model.own_size:
         return "clients have own parameters"
     if model.known_loss not in LOSSES:

@@ -128,30 +128,32 @@ def _dot(a, b, acc, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _moved(
-    w, change, at, ok, x, corrections, lr, keep, pull,
-    CORRECTED: tl.constexpr, PROXIMAL: tl.constexpr,
+def _read_inputs(inputs, rows, there, columns, D: tl.constexpr):
+    """Return some columns of the samples that are there, zeros for others."""
+    at, ok = rows[:, None] * D + columns[None, :], there[:, None] & (columns < D)[None, :]
+    return tl.load(inputs + at, mask=ok, other=0.0)
+
+
+@triton.jit
+def _move(
+    w, change, at, ok, s, snap, x, corrections, snapshots, totals, lr, keep, pull,
+    CORRECTED: tl.constexpr, PROXIMAL: tl.constexpr, SNAPSHOT: tl.constexpr, AVERAGE: tl.constexpr,
 ):  # fmt: skip
-    """Return parameters after a step, lr times their gradient; they stand at ``at``."""
+    """Return parameters, which stand at ``at``, after step s: lr times their gradient.
+
+    They are kept if the snapshot is then, and added to their sum.
+    """
     w = keep * w - change
     if CORRECTED:
         w -= lr * tl.load(corrections + at, mask=ok, other=0.0)
     if PROXIMAL:
         w += pull * tl.load(x + at, mask=ok, other=0.0)
-    return w
-
-
-@triton.jit
-def _keep(
-    w, at, ok, s, snap, snapshots, totals,
-    SNAPSHOT: tl.constexpr, AVERAGE: tl.constexpr,
-):  # fmt: skip
-    """Keep parameters after step s if the snapshot is then, and add them to their sum."""
     if SNAPSHOT:
         tl.store(snapshots + at, w, mask=(ok & (s + 1 == snap)) != 0)
     if AVERAGE:
         total = tl.load(totals + at, mask=(ok & (s > 0)) != 0, other=0.0) + w
         tl.store(totals + at, total, mask=ok)
+    return w
 
 
 @triton.jit
@@ -163,31 +165,41 @@ def _finish(w, at, ok, x, u):
 
 
 @triton.jit
-def _read_upper(
-    x, LAYERS: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, C: tl.constexpr,
+def _places(
+    LAYERS: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, C: tl.constexpr,
     HB: tl.constexpr, GB: tl.constexpr, CB: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Return a model's parameters but for the first layer's weights: b1, w2, b2, w3, b3."""
+    """Return where b1, w2, b2, w3 and b3 stand in a model, each with a mask of what there is."""
     rh, rg, rc = tl.arange(0, HB), tl.arange(0, GB), tl.arange(0, CB)
-    mh, mg = rh < H, rg < G
+    mh, mg, mc = rh < H, rg < G, rc < C
     B1: tl.constexpr = H * D
     W2: tl.constexpr = B1 + BIAS * H
     B2: tl.constexpr = W2 + G * H
     W3: tl.constexpr = B2 + BIAS * G if LAYERS == 3 else W2
     B3: tl.constexpr = W3 + C * G
+    at2, ok2 = W2 + rh[:, None] + rg[None, :] * H, mh[:, None] & mg[None, :]
+    at3, ok3 = W3 + rg[:, None] + rc[None, :] * G, mg[:, None] & mc[None, :]
+    return B1 + rh, mh, at2, ok2, B2 + rg, mg, at3, ok3, B3 + rc, mc
+
+
+@triton.jit
+def _read_upper(
+    x, LAYERS: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, C: tl.constexpr,
+    HB: tl.constexpr, GB: tl.constexpr, CB: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Return a model's parameters but for the first layer's weights: b1, w2, b2, w3, b3."""
+    at1, mh, at2, ok2, atg, mg, at3, ok3, atc, mc = _places(LAYERS, D, H, G, C, HB, GB, CB, BIAS)
     w2, b2, w3, b3, b1 = 0.0, 0.0, 0.0, 0.0, tl.zeros((HB,), tl.float32)
     if BIAS:
-        b1 = tl.load(x + B1 + rh, mask=mh, other=0.0)
+        b1 = tl.load(x + at1, mask=mh, other=0.0)
     if LAYERS == 3:
-        at, ok = W2 + rh[:, None] + rg[None, :] * H, mh[:, None] & mg[None, :]
-        w2, b2 = tl.load(x + at, mask=ok, other=0.0), tl.zeros((GB,), tl.float32)
+        w2, b2 = tl.load(x + at2, mask=ok2, other=0.0), tl.zeros((GB,), tl.float32)
         if BIAS:
-            b2 = tl.load(x + B2 + rg, mask=mg, other=0.0)
+            b2 = tl.load(x + atg, mask=mg, other=0.0)
     if LAYERS > 1:
-        at, ok = W3 + rg[:, None] + rc[None, :] * G, mg[:, None] & (rc < C)[None, :]
-        w3, b3 = tl.load(x + at, mask=ok, other=0.0), tl.zeros((CB,), tl.float32)
+        w3, b3 = tl.load(x + at3, mask=ok3, other=0.0), tl.zeros((CB,), tl.float32)
         if BIAS:
-            b3 = tl.load(x + B3 + rc, mask=rc < C, other=0.0)
+            b3 = tl.load(x + atc, mask=mc, other=0.0)
     return b1, w2, b2, w3, b3
 
 
@@ -221,57 +233,49 @@ def _upper(
 
     Returns the derivative by the first layer's outputs, (units, samples), and the parameters.
     """
-    rh, rg, rc = tl.arange(0, HB), tl.arange(0, GB), tl.arange(0, CB)
-    mh, mg = rh < H, rg < G
-    B1: tl.constexpr = H * D
-    W2: tl.constexpr = B1 + BIAS * H
-    B2: tl.constexpr = W2 + G * H
-    W3: tl.constexpr = B2 + BIAS * G if LAYERS == 3 else W2
-    B3: tl.constexpr = W3 + C * G
-    at2, ok2 = W2 + rh[:, None] + rg[None, :] * H, mh[:, None] & mg[None, :]
-    at3, ok3 = W3 + rg[:, None] + rc[None, :] * G, mg[:, None] & (rc < C)[None, :]
+    at1, mh, at2, ok2, atg, mg, at3, ok3, atc, mc = _places(LAYERS, D, H, G, C, HB, GB, CB, BIAS)
     share = 1.0 / count.to(tl.float32)
     h, g, out = _rise(acc, b1, w2, b2, w3, b3, LAYERS, TANH, EXACT)
     if LAYERS == 1:
         full = there[:, None] & mh[None, :]
+        rh = tl.arange(0, HB)
         _, delta = _slope(out, targets, rows, share, rh, full, C, LOSS, CLASSES)
     else:
-        full = there[:, None] & (rc < C)[None, :]
+        full = there[:, None] & mc[None, :]
+        rc = tl.arange(0, CB)
         _, above = _slope(out, targets, rows, share, rc, full, C, LOSS, CLASSES)
         if LAYERS == 3:
-            middle = _dot(above, tl.trans(w3), None, EXACT)
-            middle = _chain(middle, g, TANH)
+            middle = _chain(_dot(above, tl.trans(w3), None, EXACT), g, TANH)
             delta = _dot(middle, tl.trans(w2), None, EXACT)
             grown = _dot(tl.trans(g), above, None, EXACT)
             change = _dot(tl.trans(h), middle, None, EXACT)
-            w2 = _moved(
-                w2, lr * change, at2, ok2, x, corrections, lr, keep, pull, CORRECTED, PROXIMAL
-            )
-            _keep(w2, at2, ok2, s, snap, snapshots, totals, SNAPSHOT, AVERAGE)
+            w2 = _move(
+                w2, lr * change, at2, ok2, s, snap, x, corrections, snapshots, totals, lr, keep,
+                pull, CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE,
+            )  # fmt: skip
             if BIAS:
-                b2 = _moved(
-                    b2, lr * tl.sum(middle, 0), B2 + rg, mg, x, corrections, lr, keep_bias, pull,
-                    CORRECTED, PROXIMAL,
+                b2 = _move(
+                    b2, lr * tl.sum(middle, 0), atg, mg, s, snap, x, corrections, snapshots, totals,
+                    lr, keep_bias, pull, CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE,
                 )  # fmt: skip
-                _keep(b2, B2 + rg, mg, s, snap, snapshots, totals, SNAPSHOT, AVERAGE)
         else:
             delta = _dot(above, tl.trans(w3), None, EXACT)
             grown = _dot(tl.trans(h), above, None, EXACT)
         delta = _chain(delta, h, TANH)
-        w3 = _moved(w3, lr * grown, at3, ok3, x, corrections, lr, keep, pull, CORRECTED, PROXIMAL)
-        _keep(w3, at3, ok3, s, snap, snapshots, totals, SNAPSHOT, AVERAGE)
-        if BIAS:
-            b3 = _moved(
-                b3, lr * tl.sum(above, 0), B3 + rc, rc < C, x, corrections, lr, keep_bias, pull,
-                CORRECTED, PROXIMAL,
-            )  # fmt: skip
-            _keep(b3, B3 + rc, rc < C, s, snap, snapshots, totals, SNAPSHOT, AVERAGE)
-    if BIAS:
-        b1 = _moved(
-            b1, lr * tl.sum(delta, 0), B1 + rh, mh, x, corrections, lr, keep_bias, pull,
-            CORRECTED, PROXIMAL,
+        w3 = _move(
+            w3, lr * grown, at3, ok3, s, snap, x, corrections, snapshots, totals, lr, keep, pull,
+            CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE,
         )  # fmt: skip
-        _keep(b1, B1 + rh, mh, s, snap, snapshots, totals, SNAPSHOT, AVERAGE)
+        if BIAS:
+            b3 = _move(
+                b3, lr * tl.sum(above, 0), atc, mc, s, snap, x, corrections, snapshots, totals, lr,
+                keep_bias, pull, CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE,
+            )  # fmt: skip
+    if BIAS:
+        b1 = _move(
+            b1, lr * tl.sum(delta, 0), at1, mh, s, snap, x, corrections, snapshots, totals, lr,
+            keep_bias, pull, CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE,
+        )  # fmt: skip
     return tl.trans(delta), w2, b2, w3, b3, b1
 
 
@@ -305,31 +309,18 @@ def walk(
     if steps == 0:
         steps = epochs * turns
     snap = tl.minimum(snap, steps)
-    r, rh, rk, rc = tl.arange(0, ROWS), tl.arange(0, HB), tl.arange(0, BLOCK), tl.arange(0, CB)
-    rg = tl.arange(0, GB)
-    mh, mg = rh < H, rg < G
-    B1: tl.constexpr = H * D
-    W2: tl.constexpr = B1 + BIAS * H
-    B2: tl.constexpr = W2 + G * H
-    W3: tl.constexpr = B2 + BIAS * G if LAYERS == 3 else W2
-    B3: tl.constexpr = W3 + C * G
-    # Parameters above the first layer's weights, where they stand in the vector, and if they do.
-    at2, ok2 = W2 + rh[:, None] + rg[None, :] * H, mh[:, None] & mg[None, :]
-    at3, ok3 = W3 + rg[:, None] + rc[None, :] * G, mg[:, None] & (rc < C)[None, :]
+    r, rh, rk = tl.arange(0, ROWS), tl.arange(0, HB), tl.arange(0, BLOCK)
+    at1, mh, at2, ok2, atg, mg, at3, ok3, atc, mc = _places(LAYERS, D, H, G, C, HB, GB, CB, BIAS)
     b1, w2, b2, w3, b3 = _read_upper(x, LAYERS, D, H, G, C, HB, GB, CB, BIAS)
     # The first step's samples through the first layer; the model is copied on the way.
     there = r < tl.minimum(size, BATCH)
     rows = tl.load(orders + r, mask=there, other=0).to(tl.int32)
     acc = tl.zeros((ROWS, HB), tl.float32)
     for k in range(0, D, BLOCK):
-        mk = k + rk < D
-        at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & mk[None, :]
+        at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & (k + rk < D)[None, :]
         w = tl.load(x + at, mask=ok, other=0.0)
         tl.store(u + at, w, mask=ok)
-        a = tl.load(
-            inputs + rows[:, None] * D + (k + rk)[None, :],
-            mask=there[:, None] & mk[None, :], other=0.0,
-        )  # fmt: skip
+        a = _read_inputs(inputs, rows, there, k + rk, D)
         acc = _dot(a, tl.trans(w), acc, EXACT)
     tl.debug_barrier()
     for s in range(steps):
@@ -345,37 +336,31 @@ def walk(
         coming = tl.load(orders + place + r, mask=after, other=0).to(tl.int32)
         acc = tl.zeros((ROWS, HB), tl.float32)
         for k in range(0, D, BLOCK):
-            mk = k + rk < D
-            at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & mk[None, :]
+            at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & (k + rk < D)[None, :]
             w = tl.load(u + at, mask=ok, other=0.0)
-            a = tl.load(
-                inputs + rows[:, None] * D + (k + rk)[None, :],
-                mask=there[:, None] & mk[None, :], other=0.0,
-            )  # fmt: skip
-            b = tl.load(
-                inputs + coming[:, None] * D + (k + rk)[None, :],
-                mask=after[:, None] & mk[None, :], other=0.0,
-            )  # fmt: skip
+            a = _read_inputs(inputs, rows, there, k + rk, D)
+            b = _read_inputs(inputs, coming, after, k + rk, D)
             change = _dot(delta, lr * a, None, EXACT)  # not a alone: it would be read transposed
-            w = _moved(w, change, at, ok, x, corrections, lr, keep, pull, CORRECTED, PROXIMAL)
+            w = _move(
+                w, change, at, ok, s, snap, x, corrections, snapshots, totals, lr, keep, pull,
+                CORRECTED, PROXIMAL, SNAPSHOT, AVERAGE,
+            )  # fmt: skip
             tl.store(u + at, w, mask=ok)
-            _keep(w, at, ok, s, snap, snapshots, totals, SNAPSHOT, AVERAGE)
             acc = _dot(b, tl.trans(w), acc, EXACT)
         rows, there = coming, after
         tl.debug_barrier()  # what one thread wrote of the model, others read in the next pass
     square = 0.0
     for k in range(0, D, BLOCK):
-        mk = k + rk < D
-        at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & mk[None, :]
+        at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & (k + rk < D)[None, :]
         square += _finish(tl.load(u + at, mask=ok, other=0.0), at, ok, x, u)
     if LAYERS == 3:
         square += _finish(w2, at2, ok2, x, u)
         if BIAS:
-            square += _finish(b2, B2 + rg, mg, x, u)
+            square += _finish(b2, atg, mg, x, u)
     if LAYERS > 1:
         square += _finish(w3, at3, ok3, x, u)
         if BIAS:
-            square += _finish(b3, B3 + rc, rc < C, x, u)
+            square += _finish(b3, atc, mc, x, u)
     if BIAS:
-        square += _finish(b1, B1 + rh, mh, x, u)
+        square += _finish(b1, at1, mh, x, u)
     tl.store(squares + client, square)

@@ -9,7 +9,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from equifed.engines.stacked.fused_kernels import _chain, _dot, _read_upper, _rise, _slope
+from equifed.engines.stacked.fused_kernels import (
+    _chain,
+    _dot,
+    _places,
+    _read_inputs,
+    _read_upper,
+    _rise,
+    _slope,
+)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -35,8 +43,8 @@ def go_up(
     deltas += client * HB * width
     parts += (client * splits + part) * stride
     r, rh, rk, rc = tl.arange(0, ROWS), tl.arange(0, HB), tl.arange(0, BLOCK), tl.arange(0, CB)
-    rg = tl.arange(0, GB)
-    mh, mg, share = rh < H, rg < G, 1.0 / size.to(tl.float32)
+    at1, mh, at2, ok2, atg, mg, at3, ok3, atc, mc = _places(LAYERS, D, H, G, C, HB, GB, CB, BIAS)
+    share = 1.0 / size.to(tl.float32)
     b1, w2, b2, w3, b3 = _read_upper(x, LAYERS, D, H, G, C, HB, GB, CB, BIAS)
     total, hits, of_b1 = 0.0, 0.0, tl.zeros((HB,), tl.float32)
     if LAYERS == 3:
@@ -49,12 +57,8 @@ def go_up(
         rows = tl.where(there, rows, 0)
         acc = tl.zeros((ROWS, HB), tl.float32)
         for k in range(0, D, BLOCK):
-            mk = k + rk < D
-            at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & mk[None, :]
-            a = tl.load(
-                inputs + rows[:, None] * D + (k + rk)[None, :],
-                mask=there[:, None] & mk[None, :], other=0.0,
-            )  # fmt: skip
+            at, ok = rh[:, None] * D + (k + rk)[None, :], mh[:, None] & (k + rk < D)[None, :]
+            a = _read_inputs(inputs, rows, there, k + rk, D)
             w = tl.load(high + at, mask=ok, other=0.0)
             if EXACT:
                 main = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
@@ -68,7 +72,7 @@ def go_up(
             full = there[:, None] & mh[None, :]
             each, delta = _slope(out, targets, rows, share, rh, full, C, LOSS, CLASSES)
         else:
-            full = there[:, None] & (rc < C)[None, :]
+            full = there[:, None] & mc[None, :]
             each, above = _slope(out, targets, rows, share, rc, full, C, LOSS, CLASSES)
         total += tl.sum(each)
         if HITS:
@@ -95,23 +99,16 @@ def go_up(
         tl.store(right + client * splits + part, hits)
     tl.store(losses + client * splits + part, total * share)
     if GRADIENT:
-        B1: tl.constexpr = H * D
-        W2: tl.constexpr = B1 + BIAS * H
-        B2: tl.constexpr = W2 + G * H
-        W3: tl.constexpr = B2 + BIAS * G if LAYERS == 3 else W2
-        B3: tl.constexpr = W3 + C * G
         if BIAS:
-            tl.store(parts + B1 + rh, of_b1, mask=mh)
+            tl.store(parts + at1, of_b1, mask=mh)
         if LAYERS == 3:
-            ok = mh[:, None] & mg[None, :]
-            tl.store(parts + W2 + rh[:, None] + rg[None, :] * H, of_w2, mask=ok)
+            tl.store(parts + at2, of_w2, mask=ok2)
             if BIAS:
-                tl.store(parts + B2 + rg, of_b2, mask=mg)
+                tl.store(parts + atg, of_b2, mask=mg)
         if LAYERS > 1:
-            ok = mg[:, None] & (rc < C)[None, :]
-            tl.store(parts + W3 + rg[:, None] + rc[None, :] * G, of_w3, mask=ok)
+            tl.store(parts + at3, of_w3, mask=ok3)
             if BIAS:
-                tl.store(parts + B3 + rc, of_b3, mask=rc < C)
+                tl.store(parts + atc, of_b3, mask=mc)
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -26,15 +27,13 @@ class StepSamples:
     targets: Tensor  # (c, b, ...)
     weights: Tensor  # (c, b): with which each sample's loss counts
     keys: Tensor | None = None  # (c, b): for dropout where the model drops anything
-    own_l2: Tensor | None = None  # (c, 1): penalties of own parameters, where they vary
     masks: tuple[Tensor, ...] = ()  # what GradientRule.masks makes of the keys, if made ahead
 
     def first(self, clients: int) -> StepSamples:
         """Return the part of the first few clients."""
         if clients == len(self.weights):
             return self
-        own_l2 = None if self.own_l2 is None else self.own_l2[:clients]
-        return replace(self.changed(lambda values: values[:clients]), own_l2=own_l2)
+        return self.changed(lambda values: values[:clients])
 
     def blocks(self, width: int) -> list[StepSamples]:
         """Return the same samples in pieces of at most ``width`` per client."""
@@ -46,8 +45,7 @@ class StepSamples:
     def changed(self, change: Callable[[Tensor], Tensor]) -> StepSamples:
         """Return the samples with the same change made to every tensor of samples."""
         keys = None if self.keys is None else change(self.keys)
-        parts = change(self.inputs), change(self.targets), change(self.weights)
-        return StepSamples(*parts, keys, self.own_l2)
+        return StepSamples(change(self.inputs), change(self.targets), change(self.weights), keys)
 
 
 class GradientRule(Protocol):
@@ -62,7 +60,6 @@ class GradientRule(Protocol):
 
     def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         """Return the gradients (c, d) at the rows of u, and the losses (c,)."""
-        ...
 
     def step(self, u: Tensor, samples: StepSamples, *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
@@ -123,19 +120,23 @@ class PenalisedRule:
 
     def __init__(
         self, rule: GradientRule, l2: float, precision: Precision = "full",
-        model: FlatModel | None = None,
+        model: FlatModel | None = None, strengths: Tensor | None = None,
     ) -> None:  # fmt: skip
         if precision not in get_args(Precision):
             raise ValueError(f"precision is one of {get_args(Precision)}, got {precision!r}.")
         self.data, self._l2, self._precision = rule, l2, precision
-        self._penalised, self._own, self._more = None, slice(0), 0.0
+        self._penalised, self._own, self._strengths = None, slice(0), strengths
+        self._beyond: float | Tensor = 0.0  # penalties of own parameters minus the shared ones'
         if model is not None:  # with own parameters, or shared ones that are free
             self._penalised, self._own = model.penalised, slice(model.size, None)
-            self._more = model.own_l2 - l2
+            self._beyond = model.own_l2 - l2
 
-    def begin(self) -> PenalisedRule:
-        """Return the rule for one walk of several steps."""
-        return self
+    def begin(self, clients: Tensor) -> Self:
+        """Return the rule for one walk of these clients."""
+        rule = copy.copy(self)
+        if self._strengths is not None:
+            rule._beyond = self._strengths[clients] - self._l2
+        return rule
 
     def value(self, u: Tensor, blocks: list[StepSamples]) -> Tensor:
         """Return losses alone."""
@@ -148,19 +149,15 @@ class PenalisedRule:
             for samples in blocks[1:]:
                 more, rest = self.data.gradient(u, samples)
                 gradient, value = gradient.add_(more), value + rest
-        return self.penalise(u, gradient, value, blocks[0].own_l2)
+        return self.penalise(u, gradient, value)
 
-    def penalise(
-        self, u: Tensor, gradient: Tensor, value: Tensor, own_l2: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def penalise(self, u: Tensor, gradient: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradients, in their place, and losses with the penalties at the rows of u."""
         if self._l2:
             some = u if self._penalised is None else u * self._penalised
             gradient = gradient.add_(some, alpha=self._l2)
             value = value + 0.5 * self._l2 * some.square().sum(dim=1)
-        beyond = self._beyond(own_l2)
-        if beyond is not None:
-            pull = beyond * u[:, self._own]
+        if (pull := self._pull_own(u)) is not None:
             gradient[:, self._own].add_(pull)
             value = value + 0.5 * (pull * u[:, self._own]).sum(dim=1)
         return gradient, value
@@ -168,8 +165,7 @@ class PenalisedRule:
     def step(self, u: Tensor, blocks: list[StepSamples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1 and self._penalised is None:
-            beyond = self._beyond(blocks[0].own_l2)
-            pull = None if beyond is None else lr * beyond * u[:, self._own]
+            pull = self._pull_own(u, lr)
             with products_in(self._precision, u.device):
                 self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
             if pull is not None:
@@ -178,6 +174,8 @@ class PenalisedRule:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
 
-    def _beyond(self, own_l2: Tensor | None) -> float | Tensor | None:
-        """Return the penalty of own parameters beyond the shared ones', a column if it varies."""
-        return self._more or None if own_l2 is None else own_l2 - self._l2
+    def _pull_own(self, u: Tensor, lr: float = 1.0) -> Tensor | None:
+        """Return lr times the gradients of the penalty beyond the shared one; None without."""
+        if isinstance(self._beyond, Tensor):
+            return lr * self._beyond[: len(u)] * u[:, self._own]
+        return lr * self._beyond * u[:, self._own] if self._beyond else None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equifed.contract.arrays import Index
 from equifed.contract.local import batches_per_pass
+from equifed.contract.streams import hash_words
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.ordered_sums import has_one_order
 from equifed.engines.stacked.gradient_rules import StepSamples
@@ -40,6 +41,7 @@ class Chunk:
     ids: Tensor  # the same
     starts: Tensor  # the rows at which their samples begin
     sizes: Index  # their numbers of samples
+    counts: Tensor  # the same
     run: slice | None  # all their rows, if these are one run of equally many for every client
     width: int  # columns of their batches: samples and padding
 
@@ -74,6 +76,7 @@ def split_into_chunks(
             torch.as_tensor(clients, device=device),
             torch.as_tensor(offsets[clients], device=device),
             counts,
+            torch.as_tensor(counts, device=device),
             slice(begin, begin + largest * len(places)) if together else None,
             width,
         )
@@ -129,10 +132,9 @@ class Supply:
         targets: Tensor,
         chunk: Chunk,
         batches: Minibatches | PlannedBatches,
-        own_l2: Tensor | None = None,
     ) -> None:
         self._inputs, self._targets, self._chunk = inputs, targets, chunk
-        self._batches, self._own_l2 = batches, own_l2
+        self._batches = batches
 
     @cached_property
     def _room(self) -> Tensor:
@@ -168,11 +170,6 @@ class Supply:
     def at(self, step: int, live: int | None = None) -> list[StepSamples]:
         """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
         live = len(self._chunk) if live is None else live
-        if self._own_l2 is None:
-            return self._blocks(step, live)
-        return [replace(one, own_l2=self._own_l2[:live]) for one in self._blocks(step, live)]
-
-    def _blocks(self, step: int, live: int) -> list[StepSamples]:
         if self._batches.shuffled:
             return [self._fetch(self._batches.at(step).first(live), self._room)]
         whole = self.whole
@@ -234,18 +231,18 @@ class PlannedBatches:
         entries = int(steps.max()) * len(chunk) * chunk.width
         return entries <= ENTRIES and bool((chunk.sizes > 0).all())
 
-    def draw(self, stream: Any) -> None:
-        """Draw the batches of one walk; ``at`` returns them from now on."""
+    def draw(self, salt_of: Callable[[str], Tensor | int]) -> None:
+        """Draw the batches of a walk, by salts of its streams; ``at`` returns them afterwards."""
         order = self._within
         if self.shuffled:
-            shuffle = stream.at("shuffle")
-            order = self._sorted(shuffle.keys(self._ids[self._owner], self._pass, self._within))
+            words = salt_of("shuffle"), self._pass, self._within
+            order = self._sorted(hash_words(self._ids[self._owner], *words))
         torch.index_select(
             order + self._starts[self._owner], 0, self._table.view(-1), out=self._positions.view(-1)
         )
         if self._keys is not None:
-            when, clients = self._when.view(-1, 1, 1), self._ids.unsqueeze(1)
-            self._keys.copy_(stream.at("dropout").keys(clients, when, self._slots))
+            words = salt_of("dropout"), self._when.view(-1, 1, 1), self._slots
+            self._keys.copy_(hash_words(self._ids.unsqueeze(1), *words))
 
     def _sorted(self, keys: Tensor) -> Tensor:
         """Return the places of every pass in the order of their keys, pass after pass."""

@@ -6,23 +6,17 @@ time, chunk by chunk.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Self, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from typing_extensions import override
 
-from equifed.contract.arrays import BlockMatrix, Index, Losses, Weights
-from equifed.contract.local import LocalWork
-from equifed.contract.streams import Stream
+from equifed.contract import BlockMatrix, Index, LocalWork, Losses, Stream, Weights
 from equifed.engines.ordered_sums import (
-    Arriving,
     InProcessVectors,
     Node,
     node_values,
@@ -56,6 +50,16 @@ class ChunkWork:
         return self.work.steps_for(self.chunk.sizes)
 
 
+@dataclass(frozen=True, eq=False)
+class Made:
+    """What the clients of a chunk send back."""
+
+    vectors: dict[str, Tensor]  # (c, d) of every kind that was asked for
+    value: Tensor  # (c,): losses, or thresholds of a hinge
+    squares: Tensor  # (c,): squared lengths of what they computed
+    own: Tensor | None = None  # where own parameters ended
+
+
 class ChunkWalk:
     r"""The iterates of c clients, row by row; those who still walk are always the first rows.
 
@@ -81,12 +85,10 @@ class ChunkWalk:
         if work.proximal:
             anchor = work.lr * work.proximal * x
             self._pull = anchor.expand_as(self.u) if self._pull is None else self._pull + anchor
-        self._snapshot = torch.zeros_like(self.u) if work.snapshot is not None else None
-        self._iterates = torch.zeros_like(self.u) if work.average else None
-        self._gradients = torch.zeros_like(self.u) if work.mean_gradient else None
-        self._results: dict[str, Tensor] = {}
+        kept = [kind for kind in work.results if kind not in ("displacement", "multiplier")]
+        self._kept = {kind: torch.zeros_like(self.u) for kind in kept}  # of which means are sums
         start = 0.0 if work.hinge is None else work.hinge.threshold
-        self.value = x.new_full((len(steps),), start)  # the hinge's threshold
+        self._threshold = x.new_full((len(steps),), start)
 
     @property
     def longest(self) -> int:
@@ -97,10 +99,12 @@ class ChunkWalk:
         """Return how many clients take this step (counted from zero): the first rows."""
         return int(self._live[step]) if step < len(self._live) else 0
 
-    def carry_out(self, rule: PenalisedRule, supply: Supply) -> ChunkWalk:
-        """Take all steps, and return the walk."""
-        self.take(range(self.longest), rule.begin(), supply, self._work.snapshot)
-        return self
+    def carry_out(self, rule: PenalisedRule, supply: Supply) -> Made:
+        """Take all steps, and return what comes of them."""
+        self.take(
+            range(self.longest), rule.begin(self._given.chunk.ids), supply, self._work.snapshot
+        )
+        return self.finish(self.u)
 
     def take(self, steps: range, rule: PenalisedRule, supply: Supply, snapshot: int | None) -> None:
         """Take some steps; the iterates after ``snapshot`` of them are kept."""
@@ -111,21 +115,21 @@ class ChunkWalk:
         self, step: int, rule: PenalisedRule, samples: list[StepSamples], snapshot: int | None
     ) -> None:
         """Take one step with the clients that still walk."""
-        work, live = self._work, self.live(step)
+        work, live, kept = self._work, self.live(step), self._kept
         u = self.u if live == len(self.u) else self.u[:live]
         keep = 1 - work.lr * work.proximal
-        if work.hinge is None and self._gradients is None and self._scale is None:
+        if work.hinge is None and "mean_gradient" not in kept and self._scale is None:
             rule.step(u, samples, keep=keep, lr=work.lr)
         else:
             gradient, value = rule.gradient(u, samples)
             if work.hinge is not None and self._given.slope is not None:
-                threshold = self.value[:live]
+                threshold = self._threshold[:live]
                 s = torch.sigmoid((value - threshold) / work.hinge.smoothing)
                 s = self._given.slope[:live] * s
                 gradient.mul_(s.unsqueeze(1))
                 threshold.sub_(1 - s, alpha=work.lr)
-            if self._gradients is not None:
-                self._gradients[:live] += gradient
+            if "mean_gradient" in kept:
+                kept["mean_gradient"][:live] += gradient
             if self._scale is not None:
                 gradient = self._scale.multiply(gradient)
             u.mul_(keep).sub_(gradient, alpha=work.lr)
@@ -134,233 +138,120 @@ class ChunkWalk:
         work.project(u[:, : self._given.size])
         if self._held is not None:
             u[:, self._held] = self._x[:live, self._held]
-        if self._iterates is not None:
-            self._iterates[:live] += u
-        if self._snapshot is not None and snapshot is not None and step < snapshot:
+        if "average" in kept:
+            kept["average"][:live] += u
+        if "snapshot" in kept and snapshot is not None and step < snapshot:
             # Of those who are at the snapshot, or stop before it.
             first = 0 if step + 1 == snapshot else self.live(step + 1)
-            self._snapshot[first:live] = u[first:]
+            kept["snapshot"][first:live] = u[first:]
 
-    @property
-    def own(self) -> Tensor | None:
-        """Where own parameters ended."""
-        size = self._given.size
-        return None if size is None else self._x[:, size:] - self.result("displacement")[:, size:]
+    def finish(self, room: Tensor) -> Made:
+        """Return what comes of the steps; displacements are put into the room."""
+        given, size = self._given, self._given.size
+        moved = torch.sub(self._x, self.u, out=room)
+        vectors = {"displacement": moved}
+        if self._work.multiplier and given.correction is not None:  # c_i - c + proximal (x - u)
+            vectors["multiplier"] = self._work.proximal * moved - given.correction
+        for kind, total in self._kept.items():
+            vectors[kind] = total if kind == "snapshot" else total / self._counts()
+        own = None if size is None else self._x[:, size:] - moved[:, size:]
+        shared = {kind: rows[:, :size] for kind, rows in vectors.items()}
+        return Made(shared, self._threshold, square_lengths(moved), own)
 
-    def result(self, kind: str) -> Tensor:
-        """Return displacement, snapshot, average, mean_gradient or multiplier, (c, d)."""
-        if kind not in self._results:
-            self._results[kind] = self._result(kind)
-        return self._results[kind]
-
-    def squared_length(self, kind: str) -> Tensor:
-        """Return the squared length of every client's vector, (c,)."""
-        return squared_lengths(self.result(kind))
-
-    def displace_again(self, room: Tensor | None) -> None:
-        """Make the displacements of a walk that was repeated, in the room if there is one."""
-        self._results.clear()
-        out = self.u if room is None else room
-        self._results["displacement"] = torch.sub(self._x, self.u, out=out)
-
-    def _result(self, kind: str) -> Tensor:
-        if kind == "displacement":
-            return torch.sub(self._x, self.u, out=self.u)  # nobody needs the iterates any more
-        if kind == "multiplier":  # c_i - c + proximal (x - u)
-            assert self._given.correction is not None
-            return self._work.proximal * self.result("displacement") - self._given.correction
-        if kind == "snapshot":
-            assert self._snapshot is not None
-            return self._snapshot
-        total = self._iterates if kind == "average" else self._gradients
-        assert total is not None
-        if self._steps[0] == self._steps[-1]:  # a number that all share need not be copied
-            return total / int(self._steps[0])
-        steps = torch.as_tensor(self._steps, dtype=total.dtype, device=total.device)
-        return total / steps.unsqueeze(1)
+    def _counts(self) -> int | Tensor:
+        """Return the clients' steps; a number that all share need not be copied."""
+        if self._steps[0] == self._steps[-1]:
+            return self.longest
+        return torch.as_tensor(self._steps, dtype=self.u.dtype, device=self.u.device).unsqueeze(1)
 
 
-@dataclass(frozen=True)
-class ChunkGradients:
-    """Gradients (c, d) and losses (c,) of a chunk's clients at one shared model."""
-
-    gradient: Tensor
-    value: Tensor
-    own: None = None
-
-    def result(self, kind: str) -> Tensor:
-        """Return the gradients, the one kind of vector here."""
-        return self.gradient
-
-    def squared_length(self, kind: str) -> Tensor:
-        """Return the squared length of every client's gradient, (c,)."""
-        return squared_lengths(self.gradient)
-
-
-def squared_lengths(rows: Tensor) -> Tensor:
+def square_lengths(rows: Tensor) -> Tensor:
     """Return the squared lengths of rows."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms.square()
 
 
 class Numbers:
-    """Two numbers of every client that must be finite, read when they are needed."""
+    """Two numbers of every client that must be finite, perhaps on their way from a GPU."""
 
     def __init__(self, clients: Maker, numbers: Tensor, what: tuple[str, str]) -> None:
-        self._clients, self._what, self._arriving = clients, what, Arriving(numbers)
+        self._clients, self._what, self._ready = clients, what, None
+        self._host = numbers.to("cpu", torch.float64, non_blocking=True)
+        if numbers.device.type == "cuda":  # others wait for nothing meanwhile
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record()
 
-    @cached_property
-    def first(self) -> Losses:
-        """The first of them; raises for clients of which one is not finite."""
-        found = self._arriving.numpy()
+    def __call__(self) -> Losses:
+        """Return the first number of each; raises for clients of which one is not finite."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        found: Losses = self._host.numpy()
         for values, what in zip(found.T, self._what, strict=True):
             self._clients.require_finite(values, what)
         return found[:, 0].copy()
 
-    def check(self) -> Losses:
-        """Raise for clients of which one is not finite."""
-        return self.first
 
-
+@dataclass(eq=False)
 class Run:
     """A pass over all clients that makes vectors of some kinds, carried out as often as needed."""
 
+    clients: Maker
+    like: Tensor  # of the vectors' type, on their device
+    batch_size: int | None
+    kinds: list[str]
     what: tuple[str, str]  # names of the two numbers of every client that must be finite
-    _sums: tuple[bytes, list[Tensor]] | None = None
-
-    def __init__(
-        self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None, kinds: list[str]
-    ) -> None:
-        self._clients, self._x, self._stream = clients, x, stream
-        self._batch, self._kinds = batch_size, kinds
-
-    def make(self, chunk: Chunk, room: Tensor | None = None) -> ChunkGradients | ChunkWalk:
-        """Make the vectors of a chunk's clients, if that helps in the ``room`` for all of them."""
-        raise NotImplementedError
-
-    def moves_own(self) -> bool:
-        """Tell whether it ends at other own parts."""
-        return False
+    make: Callable[[Any, Chunk, Tensor | None], Made]
+    """Makes the vectors of a chunk of clients, if that helps in the room for all of them."""
+    moves_own: bool = False  # whether it ends at other own parts
+    sums: tuple[bytes, list[Tensor]] = (b"", [])  # the last that were asked for
 
     def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Numbers]:
         """Return the vectors of all clients (unless not to be kept) and two numbers of each."""
-        n, rows, size = len(self._clients.index), self._clients.own_rows, self._clients.model.size
-        kinds, workspace = self._kinds if keep else [], self._clients.workspace
-        matrices = {kind: empty_rows(n, self._x, workspace) for kind in kinds}
-        own = rows.start[self._clients.index] if self.moves_own() else rows.start
+        index, rows, workspace = self.clients.index, self.clients.own_rows, self.clients.workspace
+        kinds = self.kinds if keep else []
+        matrices = {kind: empty_rows(len(index), self.like, workspace) for kind in kinds}
+        own = rows.start[index] if self.moves_own else rows.start
 
-        def store(chunk: Chunk, made: ChunkGradients | ChunkWalk) -> None:
+        def store(chunk: Chunk, made: Made) -> None:
             for kind, matrix in matrices.items():  # nothing to do if it is there
-                put_rows(matrix, chunk.places, made.result(kind)[:, :size])
+                put_rows(matrix, chunk.places, made.vectors[kind])
             if made.own is not None:
                 put_rows(own, chunk.places, made.own)
 
-        values = self._carry_out(store, None if self.moves_own() else matrices.get("displacement"))
-        if self.moves_own():
-            values.check()
-            rows.put(self._clients.index, own)
-        return matrices, values
+        numbers = self.carry_out(store, None if self.moves_own else matrices.get("displacement"))
+        if self.moves_own:
+            numbers()
+            rows.put(index, own)
+        return matrices, numbers
 
     def nodes(self, kind: str, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
         """Return parts of one kind's weighted sum; those of all kinds are made together."""
         key = np.asarray([first, *weights], dtype=np.float64).tobytes()
+        start, clients = self.clients.own_rows.start, self.clients
 
         def rows(begin: int, end: int) -> list[Tensor]:
-            matrices, numbers = self.part(begin - first, end - first).everything()
-            numbers.check()
-            return [matrices[kind] for kind in self._kinds]
+            # They remember their own ends of own parts.
+            some = clients.with_own(start).subset(clients.index[begin - first : end - first])
+            matrices, check = replace(self, clients=some).everything()
+            check()
+            return [matrices[kind] for kind in self.kinds]
 
-        if self._sums is None or self._sums[0] != key:
-            most = self._clients.rows_at_once(len(self._kinds))
-            self._sums = (key, list(node_values(nodes, weights, rows, most)))
-        return [value[self._kinds.index(kind)] for value in self._sums[1]]
+        if self.sums[0] != key:
+            most = clients.rows_at_once(len(self.kinds))
+            self.sums = (key, list(node_values(nodes, weights, rows, most)))
+        return [value[self.kinds.index(kind)] for value in self.sums[1]]
 
-    def part(self, begin: int, end: int) -> Self:
-        """Return the run of a few of the clients, which remembers its own ends of own parts."""
-        part, again = copy.copy(self), self._clients.with_own(self._clients.own_rows.start)
-        part._clients, part._sums = again.subset(self._clients.index[begin:end]), None
-        return part
-
-    def squared_norms(self, kind: str, scale: BlockMatrix | None) -> Losses:
-        """Return the squared norms of one kind of vector."""
-        out, size = np.zeros(len(self._clients.index)), self._clients.model.size
-
-        def norms(chunk: Chunk, made: ChunkGradients | ChunkWalk) -> None:
-            out[chunk.places] = to_numpy(sum_squares(made.result(kind)[:, :size], scale))
-
-        self._carry_out(norms).check()
-        return out
-
-    def _carry_out(self, use: Callable[[Chunk, Any], None], room: Tensor | None = None) -> Numbers:
+    def carry_out(self, use: Callable[[Chunk, Made], None], room: Tensor | None = None) -> Numbers:
         """Make and use every chunk's vectors, and return two numbers of every client."""
-        numbers, clients = self._x.new_zeros(len(self._clients.index), 2), self._clients
+        numbers, clients = self.like.new_zeros(len(self.clients.index), 2), self.clients
 
         def one(chunk: Chunk) -> None:
-            made = self.make(chunk, room)
-            squares = made.squared_length(self._kinds[0])
-            put_rows(numbers, chunk.places, torch.stack([made.value, squares], dim=1))
+            made = self.make(clients, chunk, room)
+            put_rows(numbers, chunk.places, torch.stack([made.value, made.squares], dim=1))
             use(chunk, made)
 
-        map_in_threads(one, clients.chunks(self._batch), clients.independent)
+        map_in_threads(one, clients.chunks(self.batch_size), clients.independent)
         return Numbers(clients, numbers, self.what)
-
-
-class GradientRun(Run):
-    """One call of ``value_and_gradient``."""
-
-    what = ("loss", "squared gradient norm")
-
-    @override
-    def make(self, chunk: Chunk, room: Tensor | None = None) -> ChunkGradients:
-        clients = self._clients
-        found = clients.pass_over(self._x, chunk) if self._batch is None else None
-        if found is not None:
-            x = self._x.expand(len(chunk), -1)
-            return ChunkGradients(*clients.rule.penalise(x, found[1], found[0]))
-        samples = clients.supply(chunk, self._stream, self._batch).at(0)
-        gradient, value = clients.rule.gradient(clients.models(self._x, chunk), samples)
-        return ChunkGradients(gradient[:, : clients.model.size], value)
-
-
-class LocalRun(Run):
-    """One call of ``local_steps``."""
-
-    what = ("threshold", "squared length of the local update")
-
-    def __init__(
-        self, clients: Maker, x: Tensor, work: LocalWork, stream: Stream,
-        control: InProcessVectors | None, target: Tensor | None, slopes: Weights | None,
-    ) -> None:  # fmt: skip
-        super().__init__(clients, x, stream, work.batch_size, list(work.results))
-        self._work, self._control, self._target, self._slopes = work, control, target, slopes
-
-    @override
-    def moves_own(self) -> bool:
-        return bool(self._clients.remembers_own())
-
-    @override
-    def part(self, begin: int, end: int) -> LocalRun:
-        part = super().part(begin, end)
-        part._control = None if self._control is None else self._control.part(begin, end)
-        part._slopes = None if self._slopes is None else self._slopes[begin:end]
-        return part
-
-    @override
-    def make(self, chunk: Chunk, room: Tensor | None = None) -> ChunkWalk:
-        slope, correction, x, size = None, None, self._x, None
-        if self._slopes is not None:
-            slope = torch.as_tensor(self._slopes[chunk.places], dtype=x.dtype, device=x.device)
-        if self._target is not None and self._control is not None:
-            correction = self._target - self._control.of_chunk(chunk)
-            if self._work.correction != 1:
-                correction.mul_(self._work.correction)
-        if self.moves_own():
-            x, size = self._clients.models(x, chunk), self._clients.model.size
-            if correction is not None:  # of the shared part only
-                correction = pad(correction, (0, self._clients.model.own_size))
-        given = ChunkWork(x, self._work, self._stream, chunk, correction, slope, size)
-        walk: ChunkWalk = self._clients.walk(given, room)
-        return walk
 
 
 class RemadeVectors(InProcessVectors):
@@ -374,19 +265,21 @@ class RemadeVectors(InProcessVectors):
         return self._run.nodes(self._kind, nodes, weights, first)
 
     @override
-    def part(self, begin: int, end: int) -> RemadeVectors:
-        return RemadeVectors(self._run.part(begin, end), self._kind)
-
-    @override
     def squared_norms(self, scale: BlockMatrix | None = None) -> Losses:
-        return self._run.squared_norms(self._kind, scale)
+        out = np.zeros(len(self._run.clients.index))
+
+        def measure(chunk: Chunk, made: Made) -> None:
+            out[chunk.places] = to_numpy(sum_squares(made.vectors[self._kind], scale))
+
+        self._run.carry_out(measure)()
+        return out
 
     @override
     def dense(self) -> Tensor:  # whatever the memory bound says
-        matrices, numbers = self._run.everything()
-        numbers.check()
+        matrices, check = self._run.everything()
+        check()
         return matrices[self._kind]
 
     @override
-    def of_chunk(self, chunk: Chunk) -> Tensor:
-        return self._run.make(chunk).result(self._kind)
+    def of_chunk(self, chunk: Chunk, places: slice | Index) -> Tensor:
+        return self._run.make(self._run.clients, chunk, None).vectors[self._kind]
